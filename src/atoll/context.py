@@ -1,0 +1,112 @@
+"""The two contexts: what an executor is told about a run, and what a replica learns about itself.
+
+Both directions of the environment live here, so a variable cannot be written under one name and read under another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atoll.stores.base import Store
+
+RANK, WORLD_SIZE = "REPLICA_RANK", "WORLD_SIZE"
+RUN_ID, STORE, ATTEMPT, SPOOL = "ATOLL_RUN_ID", "ATOLL_STORE", "ATOLL_ATTEMPT", "ATOLL_SPOOL"
+RENDEZVOUS = "RENDEZVOUS_URI"
+"""What other tools call the store; read when ATOLL_STORE is absent, and always set."""
+LABEL = "ATOLL_LABEL"
+"""Marks every process of a run, so that strays are found without our own records."""
+
+RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LABEL)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What an executor needs to know of a run besides its placement. Never the task: it travels by the store."""
+
+    run_id: str
+    store_uri: str
+    rank_env: str = RANK
+
+    def environment(self, world_size: int) -> dict[str, str]:
+        """The variables that are the same for every replica."""
+        return {
+            RUN_ID: self.run_id,
+            STORE: self.store_uri,
+            RENDEZVOUS: self.store_uri,
+            WORLD_SIZE: str(world_size),
+        }
+
+    def rank_environment(self, rank: int) -> dict[str, str]:
+        """The variables that only this rank gets."""
+        return {RANK: str(rank), self.rank_env: str(rank)}
+
+
+@dataclass(frozen=True)
+class ReplicaContext:
+    """What a replica knows about itself. Your function gets it as its first argument, `ctx`."""
+
+    run_id: str
+    rank: int
+    world_size: int
+    store_uri: str
+    attempt: int = 0
+    args: Mapping[str, Any] = field(default_factory=dict)
+    spool: str | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], args: Mapping[str, Any] | None = None) -> ReplicaContext:
+        """Read the context from `environ`; every missing or bad variable is named at once."""
+        store = environ.get(STORE) or environ.get(RENDEZVOUS, "")
+        numbers = {name: environ.get(name, default) for name, default in ((RANK, ""), (WORLD_SIZE, ""), (ATTEMPT, "0"))}
+        problems = [
+            f"{name}={value!r} is not a whole number" for name, value in numbers.items() if not value.isdecimal()
+        ]
+        if not environ.get(RUN_ID):
+            problems.append(f"{RUN_ID} is not set")
+        if not store:
+            problems.append(f"{STORE} is not set")
+        if not problems and int(numbers[RANK]) >= int(numbers[WORLD_SIZE]):
+            problems.append(f"{RANK}={numbers[RANK]} is not below {WORLD_SIZE}={numbers[WORLD_SIZE]}")
+        if problems:
+            raise ConfigError("this process is not a replica: " + "; ".join(problems))
+        return cls(
+            run_id=environ[RUN_ID],
+            rank=int(numbers[RANK]),
+            world_size=int(numbers[WORLD_SIZE]),
+            store_uri=store,
+            attempt=int(numbers[ATTEMPT]),
+            args=dict(args or {}),
+            spool=environ.get(SPOOL),
+        )
+
+    @cached_property
+    def store(self) -> Store:
+        """The store that the replicas of this run share."""
+        from atoll.registry import open_store
+
+        return open_store(self.store_uri)
+
+    def log(self, *, round_no: int | None = None, **metrics: float) -> None:
+        """Say how it is going: shown by `atoll status`, `top` and the live table. Cheap; call it as often as you like."""
+        if self.spool is None:
+            return
+        record = {"round_no": round_no, "metrics": {name: float(value) for name, value in metrics.items()}}
+        path = os.path.join(self.spool, "progress.json")
+        with open(f"{path}.new", "w") as file:
+            json.dump(record, file)
+        os.replace(f"{path}.new", path)
+
+
+def current() -> ReplicaContext:
+    """The context of the replica this process is; for scripts, which get no argument."""
+    from atoll.replica import worker
+
+    return worker.current_context()

@@ -1,0 +1,67 @@
+"""Entry points: which code a replica runs, as text that another process can follow.
+
+Three spellings: `package.module:function`, `path/to/script.py`, and `path/to/script.py:function`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parsed entry point. Exactly one of `module` and `script` is set; only a script may have no function."""
+
+    module: str | None
+    script: str | None
+    function: str | None
+
+    def __str__(self) -> str:
+        place = self.module or self.script or ""
+        return f"{place}:{self.function}" if self.function else place
+
+    @classmethod
+    def parse(cls, text: str) -> Entry:
+        """`ValueError` says what an entry point looks like."""
+        place, colon, function = text.rpartition(":") if ":" in text else (text, "", "")
+        if colon and not function.isidentifier():
+            raise ValueError(f"`{function}` after the last `:` is not a function name")
+        if place.endswith(".py"):
+            return cls(None, place, function or None)
+        if not _MODULE.match(place):
+            raise ValueError("write `package.module:function`, `script.py` or `script.py:function`")
+        if not function:
+            raise ValueError(f"which function of `{place}`? write `{place}:function`")
+        return cls(place, None, function)
+
+    @classmethod
+    def of(cls, target: str | Callable[..., Any]) -> Entry:
+        """The entry point for a text or a callable; `ValueError` says why a callable cannot be one."""
+        return cls.parse(target) if isinstance(target, str) else _of_callable(target)
+
+
+def _of_callable(function: Callable[..., Any]) -> Entry:
+    name = getattr(function, "__qualname__", None)
+    module_name = getattr(function, "__module__", None)
+    if name is None or module_name is None or hasattr(function, "__self__"):
+        raise ValueError("only a plain function can be imported by another process; define one at module level")
+    if name == "<lambda>":
+        raise ValueError("a lambda has no name to import it by; define a function at module level")
+    if "<locals>" in name or "." in name:
+        raise ValueError(f"`{name}` is defined inside a function or class; move it to module level")
+    module = sys.modules.get(module_name)
+    if module is None or getattr(module, name, None) is not function:
+        raise ValueError(f"`{module_name}.{name}` is not this function, so another process could not find it")
+    if module_name != "__main__":
+        return Entry(module_name, None, name)
+    script = getattr(module, "__file__", None)
+    if script is None:
+        raise ValueError(f"`{name}` lives in an interactive session; put it in a file")
+    return Entry(None, os.path.abspath(script), name)

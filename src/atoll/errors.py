@@ -1,0 +1,273 @@
+"""Every exception Atoll raises, drawn as one tree. Exit codes of the command line are in brackets.
+
+AtollError
+├── ConfigError [2]            fix your input; nothing was started
+│   ├── InvalidSpec            one or more fields, each with its value and the rule it breaks
+│   ├── UnknownName            an executor, store, GPU or codec that does not exist; says what may be meant
+│   ├── Unsupported            this backend cannot do this placement; every reason at once
+│   ├── MissingExtra           an optional package is not installed (also an ImportError)
+│   └── Conflict               this run id already belongs to a run with other content
+├── BackendError [3]           the service that runs replicas refused or failed
+│   ├── AuthError              credentials are missing, expired or not allowed to do this
+│   ├── CapacityError          no quota or no machines
+│   ├── SubmitError            starting failed half-way; .left_running names what could not be undone
+│   ├── RunNotFound            the backend has no such run
+│   └── BackendUnavailable     no answer, throttled or broken; trying again may work
+├── StoreError [4]             the object store refused or failed
+│   ├── KeyNotFound            (also a FileNotFoundError)
+│   ├── KeyExists              (also a FileExistsError)
+│   ├── BadKey                 not a valid key (also a ValueError)
+│   ├── StoreRefused           credentials or permissions
+│   └── StoreUnavailable       no answer, throttled or broken; trying again may work
+├── RoundError [5]             replicas could not agree on a round
+│   ├── QuorumLost             too few updates before the deadline
+│   ├── CorruptUpdate          an object failed a check; names the rank and the check
+│   └── Fenced                 a newer attempt of this rank has taken over
+├── RunFailed [1]              the run ended and not every replica succeeded; .result has the details
+├── WaitTimeout [124]          the run is still going when the wait's deadline passed
+└── InternalError [70]         a bug in Atoll; please report it
+
+Classes differ only where a caller would act differently. Vendor exceptions are translated at the call
+with `translating`, and stay available as `__cause__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.result import RunResult
+
+
+class AtollError(Exception):
+    """Base of every error Atoll raises on purpose. `hint` is the next step, if there is one."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    @property
+    def code(self) -> str:
+        """The class name: a stable word for machine output."""
+        return type(self).__name__
+
+    def __str__(self) -> str:
+        return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(AtollError):
+    """Your input has to change. Nothing was started."""
+
+    exit_code = 2
+
+
+class InvalidSpec(ConfigError):
+    """A specification breaks one or more rules. `problems` has one line for each."""
+
+    def __init__(self, what: str, problems: Sequence[str], *, hint: str | None = None) -> None:
+        self.problems = tuple(problems)
+        super().__init__(_listed(f"{what} is not valid", self.problems), hint=hint)
+
+
+class UnknownName(ConfigError):
+    """A name that is not registered; says which one may be meant."""
+
+    def __init__(self, kind: str, name: str, known: Sequence[str], *, hint: str | None = None) -> None:
+        self.kind, self.name, self.known = kind, name, tuple(known)
+        meant = did_you_mean(name, known)
+        listed = ", ".join(f"`{k}`" for k in sorted(known))
+        super().__init__(f"unknown {kind} `{name}`{meant}; known: {listed}", hint=hint)
+
+
+class Unsupported(ConfigError):
+    """A backend cannot do what the placement asks. `problems` has every reason."""
+
+    def __init__(self, executor: str, run_id: str, problems: Sequence[str], *, hint: str | None = None) -> None:
+        self.executor, self.problems = executor, tuple(problems)
+        super().__init__(_listed(f"cannot plan run `{run_id}` on `{executor}`", self.problems), hint=hint)
+
+
+class MissingExtra(ConfigError, ImportError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, *, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f"`{package}` is not installed", hint=f"pip install 'atoll[{extra}]'")
+
+
+class Conflict(ConfigError):
+    """The run id is taken by a run with other content. `differences` has one line for each."""
+
+    def __init__(self, run_id: str, differences: Sequence[str], *, hint: str | None = None) -> None:
+        self.run_id, self.differences = run_id, tuple(differences)
+        message = _listed(f"run `{run_id}` already exists with other content", self.differences, noun="difference")
+        super().__init__(message, hint=hint or "choose another run id, or leave it out to get a new one")
+
+
+class BackendError(AtollError):
+    """The service that runs replicas refused or failed."""
+
+    exit_code = 3
+    retryable = False
+
+    def __init__(self, message: str, *, executor: str = "", operation: str = "", hint: str | None = None) -> None:
+        self.executor, self.operation = executor, operation
+        super().__init__(message, hint=hint)
+
+
+class AuthError(BackendError):
+    """Credentials are missing, expired or not allowed to do this."""
+
+
+class CapacityError(BackendError):
+    """The backend has no quota or no machines for this."""
+
+
+class SubmitError(BackendError):
+    """Starting failed half-way. `left_running` names what could not be undone; empty means nothing runs."""
+
+    def __init__(self, message: str, *, left_running: Sequence[str] = (), executor: str = "", hint: str | None = None):
+        self.left_running = tuple(left_running)
+        tail = f"; still running: {', '.join(self.left_running)}" if self.left_running else "; nothing is left running"
+        super().__init__(message + tail, executor=executor, operation="submit", hint=hint)
+
+
+class RunNotFound(BackendError):
+    """The backend has no such run."""
+
+
+class BackendUnavailable(BackendError):
+    """The backend gave no answer, throttled us or broke. Trying again may work."""
+
+    retryable = True
+
+
+class StoreError(AtollError):
+    """The object store refused or failed."""
+
+    exit_code = 4
+    retryable = False
+
+    def __init__(self, message: str, *, uri: str = "", key: str = "", hint: str | None = None) -> None:
+        self.uri, self.key = uri, key
+        super().__init__(message, hint=hint)
+
+
+class KeyNotFound(StoreError, FileNotFoundError):
+    """No object has this key."""
+
+    def __init__(self, key: str, *, uri: str = "") -> None:
+        super().__init__(f"no object `{key}` in {uri or 'the store'}", uri=uri, key=key)
+
+
+class KeyExists(StoreError, FileExistsError):
+    """`create` found that the key is taken."""
+
+    def __init__(self, key: str, *, uri: str = "") -> None:
+        super().__init__(f"object `{key}` already exists in {uri or 'the store'}", uri=uri, key=key)
+
+
+class BadKey(StoreError, ValueError):
+    """Not a valid key: empty, absolute, or with `.` or `..` parts."""
+
+    def __init__(self, key: str, rule: str) -> None:
+        super().__init__(f"bad key {key!r}: {rule}", key=key)
+
+
+class StoreRefused(StoreError):
+    """The store does not let us do this: credentials or permissions."""
+
+
+class StoreUnavailable(StoreError):
+    """The store gave no answer, throttled us or broke. Trying again may work."""
+
+    retryable = True
+
+
+class RoundError(AtollError):
+    """Replicas could not agree on a round."""
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, round_no: int = -1, hint: str | None = None) -> None:
+        self.round_no = round_no
+        super().__init__(message, hint=hint)
+
+
+class QuorumLost(RoundError):
+    """Too few updates arrived before the deadline. `missing` names the ranks."""
+
+    def __init__(self, message: str, *, round_no: int, missing: Sequence[int] = (), hint: str | None = None) -> None:
+        self.missing = tuple(missing)
+        super().__init__(message, round_no=round_no, hint=hint)
+
+
+class CorruptUpdate(RoundError):
+    """An object failed a check. `rank` is whose it was, `check` which one."""
+
+    def __init__(self, message: str, *, round_no: int = -1, rank: int = -1, check: str = "") -> None:
+        self.rank, self.check = rank, check
+        super().__init__(message, round_no=round_no)
+
+
+class Fenced(RoundError):
+    """A newer attempt of this rank has taken over; this process must stop."""
+
+
+class RunFailed(AtollError):
+    """The run is over and not every replica succeeded."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, result: RunResult | None = None, hint: str | None = None) -> None:
+        self.result = result
+        super().__init__(message, hint=hint)
+
+
+class WaitTimeout(AtollError, TimeoutError):
+    """The wait's deadline passed before the run was over."""
+
+    exit_code = 124
+
+
+class InternalError(AtollError):
+    """A bug in Atoll."""
+
+    exit_code = 70
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="this is a bug in Atoll; please report it with the lines above")
+
+
+@contextmanager
+def translating(table: dict[type[Exception], type[AtollError]], message: str, **attributes: str) -> Iterator[None]:
+    """Turn vendor exceptions raised inside the block into ours, keeping the cause.
+
+    The first row whose type matches wins, so put narrow types first.
+    """
+    try:
+        yield
+    except tuple(table) as exc:
+        for vendor, ours in table.items():
+            if isinstance(exc, vendor):
+                raise ours(f"{message}: {exc}", **attributes) from exc  # type: ignore[arg-type]
+        raise
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """`, did you mean `x`?` or nothing."""
+    import difflib
+
+    folded = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    return f", did you mean `{folded[close[0]]}`?" if close else ""
+
+
+def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:
+    count = f"{len(lines)} {noun}{'s' if len(lines) != 1 else ''}"
+    return "\n".join([f"{head}: {count}", *(f"  {line}" for line in lines)])

@@ -1,0 +1,39 @@
+"""RunHandle: all that is needed to find a run again, as one line of text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from atoll.errors import ConfigError
+
+_EXECUTOR = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class RunHandle:
+    """`executor://scope/native-id?replicas=N`. Holds no secret and survives the launching process."""
+
+    executor: str
+    scope: str
+    """Where the backend keeps it: a host, a namespace, a region."""
+    native_id: str
+    replicas: int
+
+    def __str__(self) -> str:
+        scope, native = quote(self.scope, safe=""), quote(self.native_id, safe="")
+        return f"{self.executor.replace('_', '-')}://{scope}/{native}?replicas={self.replicas}"
+
+    @classmethod
+    def parse(cls, text: str) -> RunHandle:
+        """The handle that prints as `text`; `ConfigError` if there is none."""
+        parts = urlsplit(text)
+        executor = parts.scheme.replace("-", "_")
+        replicas = parse_qs(parts.query).get("replicas", [""])[0]
+        scope, native = unquote(parts.netloc), unquote(parts.path.removeprefix("/"))
+        if not (_EXECUTOR.match(executor) and native and replicas.isdecimal() and int(replicas) > 0):
+            raise ConfigError(
+                f"`{text}` is not a run handle", hint="a handle looks like `local://host/exp-7f3k?replicas=4`"
+            )
+        return cls(executor, scope, native, int(replicas))

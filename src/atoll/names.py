@@ -1,0 +1,52 @@
+"""Run ids, and the native names backends give to what they start."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+_ID_RULE = "1 to 128 printable characters without `/`, and not `.` or `..`"
+_WORDS = (
+    "amber basalt cedar coral delta ember fjord gale harbor heron indigo isle kelp lagoon maple mesa "
+    "ocean opal pearl pine quartz reef ridge sable sand shore sky slate spruce surf tern tide wave wren"
+).split()
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+def new_run_id() -> str:
+    """A fresh id that is easy to read aloud, such as `coral-tide-7f3kq2`."""
+    tail = "".join(secrets.choice(_ALPHABET) for _ in range(6))
+    return f"{secrets.choice(_WORDS)}-{secrets.choice(_WORDS)}-{tail}"
+
+
+def run_id_problem(run_id: object) -> str | None:
+    """What is wrong with `run_id`, or None."""
+    if not isinstance(run_id, str) or not 0 < len(run_id) <= 128:
+        return f"a run id is {_ID_RULE}"
+    if run_id in (".", "..") or "/" in run_id or "\\" in run_id or not run_id.isprintable() or run_id != run_id.strip():
+        return f"a run id is {_ID_RULE}, with no space at either end"
+    return None
+
+
+def native_name(run_id: str, scope: str, *, limit: int = 63, reserve: int = 0) -> str:
+    """A name of `[a-z0-9-]` that any service takes, and that no other (run id, scope) gets.
+
+    `scope` is what makes equal run ids different: the store. `reserve` leaves room for a suffix such as a rank.
+    The digest is never cut, so two long ids that begin alike stay distinct. (E16)
+    """
+    digest = hashlib.sha256(f"{scope}\0{run_id}".encode()).hexdigest()[:12]
+    readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    if not readable[:1].isalpha():
+        readable = f"run-{readable}"
+    room = limit - reserve - len(digest) - 1
+    return f"{readable[:room].strip('-')}-{digest}"
+
+
+def key_name(run_id: str) -> str:
+    """The run id as one part of an object key: itself where it is plain, else a distinct escaped form."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
+        return run_id
+    from urllib.parse import quote
+
+    return "%" + quote(run_id, safe="").replace(".", "%2E")

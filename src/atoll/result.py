@@ -1,0 +1,153 @@
+"""What came out of a run: one outcome per rank, and the verdict on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from atoll.errors import RunFailed
+from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """An exception that ended a replica, as text."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class ReplicaOutcome:
+    """How one rank ended, in its own words if it could still speak."""
+
+    rank: int
+    attempt: int
+    state: ReplicaState
+    reason: Reason
+    message: str = ""
+    exit_code: int | None = None
+    error: ErrorReport | None = None
+    result: Any = None
+    round_no: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    started_at: float | None = None
+    ended_at: float | None = None
+    host: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ReplicaOutcome:
+        known = dict(data, state=ReplicaState(data["state"]), reason=Reason(data["reason"]))
+        known["error"] = ErrorReport(**data["error"]) if data.get("error") else None
+        known["last_lines"] = tuple(data.get("last_lines", ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Every rank's outcome, in order."""
+
+    run_id: str
+    outcomes: tuple[ReplicaOutcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(outcome.state is ReplicaState.SUCCEEDED for outcome in self.outcomes)
+
+    @property
+    def values(self) -> list[Any]:
+        """What each rank returned, in rank order."""
+        return [outcome.result for outcome in self.outcomes]
+
+    def failures(self) -> list[ReplicaOutcome]:
+        return [outcome for outcome in self.outcomes if outcome.state is not ReplicaState.SUCCEEDED]
+
+    def raise_for_failures(self) -> RunResult:
+        """Return self, or raise `RunFailed` naming ranks, reasons, last lines and the command that shows more."""
+        failed = self.failures()
+        if failed:
+            raise RunFailed(_failure_text(self, failed), result=self, hint=_failure_hint(self, failed))
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return {"run_id": self.run_id, "ok": self.ok, "outcomes": [outcome.to_json() for outcome in self.outcomes]}
+
+
+def join(status: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
+    """Two witnesses, one answer: the backend's status, corrected by what replicas wrote in the store.
+
+    The store knows better only where the backend forgot (LOST), and where a process that ended well left no outcome.
+    """
+    return status.with_replicas(_join_one(replica, outcomes.get(replica.rank)) for replica in status.replicas)
+
+
+def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaStatus:
+    if replica.state is ReplicaState.SUCCEEDED and outcome is None:
+        message = "the process ended well but left no outcome record in the store"
+        return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=message)
+    if outcome is None or outcome.attempt < replica.attempt:
+        return replica
+    if replica.state is ReplicaState.LOST:
+        return replace(
+            replica,
+            state=outcome.state,
+            reason=outcome.reason,
+            message=outcome.message,
+            exit_code=outcome.exit_code,
+            attempt=outcome.attempt,
+        )
+    return replica
+
+
+def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaOutcome:
+    """The outcome to show for a rank: its own record, under the joined verdict on its state."""
+    if outcome is None or outcome.attempt < status.attempt:
+        return ReplicaOutcome(
+            status.rank, status.attempt, status.state, status.reason, status.message, status.exit_code, host=status.host
+        )
+    exit_code = outcome.exit_code if status.exit_code is None else status.exit_code
+    if status.state is outcome.state:
+        return replace(outcome, exit_code=exit_code)
+    message = status.message or outcome.message
+    return replace(outcome, state=status.state, reason=status.reason, message=message, exit_code=exit_code)
+
+
+def last_lines(lines: Callable[[], Iterable[str]], count: int = 5) -> tuple[str, ...]:
+    """The last lines of a log that may not be there any more."""
+    from atoll.errors import AtollError
+
+    try:
+        return tuple(lines())[-count:]
+    except AtollError as exc:
+        return (f"[no log: {exc.message}]",)
+
+
+def _failure_text(result: RunResult, failed: list[ReplicaOutcome]) -> str:
+    total = len(result.outcomes)
+    lines = [f"run `{result.run_id}`: {len(failed)} of {total} replicas did not succeed"]
+    for outcome in failed[:8]:
+        lines.extend(_outcome_text(outcome))
+    if len(failed) > 8:
+        lines.append(f"  … and {len(failed) - 8} more: ranks {', '.join(str(o.rank) for o in failed[8:])}")
+    return "\n".join(lines)
+
+
+def _outcome_text(outcome: ReplicaOutcome) -> Iterable[str]:
+    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
+    yield f"  rank {outcome.rank}: {outcome.state}, {outcome.reason}{code}: {outcome.message or 'no reason given'}"
+    if outcome.error and outcome.error.traceback:
+        yield from (f"    {line}" for line in outcome.error.traceback.rstrip().splitlines()[-30:])
+    else:
+        yield from (f"    | {line}" for line in outcome.last_lines)
+
+
+def _failure_hint(result: RunResult, failed: list[ReplicaOutcome]) -> str:
+    import shlex
+
+    return f"atoll logs {shlex.quote(result.run_id)} --rank {failed[0].rank}"

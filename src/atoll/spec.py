@@ -1,0 +1,261 @@
+"""RunSpec = Task (for the replicas) + Placement (for the executor): frozen, and checked when built.
+
+Every problem is reported at once, each with the field, the value and the rule.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from atoll.context import RESERVED
+from atoll.entry import Entry
+from atoll.errors import InvalidSpec, UnknownName
+from atoll.gpu import Gpu
+from atoll.names import new_run_id, run_id_problem
+
+Json: TypeAlias = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+DAY_S = 86_400.0
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET_LIKE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)\Z", re.I)
+_SECRET_REF = re.compile(r"[a-z][a-z0-9_-]*:.+\Z", re.S)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Where replicas find the user's code: in a folder they share with us, in a bundle, or in their image."""
+
+    kind: str
+    """`in_place`, `bundle` or `image`."""
+    root: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def in_place(cls, root: str) -> Code:
+        return cls("in_place", root=root)
+
+    @classmethod
+    def bundle(cls, digest: str) -> Code:
+        return cls("bundle", digest=digest)
+
+    @classmethod
+    def image(cls) -> Code:
+        return cls("image")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What replicas do. Reaches them through the store, so no backend can drop or mangle it."""
+
+    entry: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    argv: Sequence[str] = ()
+    """Words for a script's `sys.argv[1:]`; a function has `args` instead."""
+    code: Code = Code("image")
+
+    def __post_init__(self) -> None:
+        problems = list(_task_problems(self))
+        if problems:
+            raise InvalidSpec("task", problems)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(asdict(self), args=dict(self.args), argv=list(self.argv))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Task:
+        return cls(data["entry"], data["args"], tuple(data["argv"]), Code(**data["code"]))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how replicas run. Every field reaches the backend or is refused by it. (E2)"""
+
+    replicas: int = 1
+    gpu: Gpu | None = None
+    cpus: float | None = None
+    memory_gib: float | None = None
+    image: str | None = None
+    timeout_s: float = DAY_S
+    """A replica still going after this long, restarts included, is stopped and has failed."""
+    grace_s: float = 10.0
+    """How long a replica may take to end after it was asked to."""
+    max_restarts: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Variable name -> reference such as `env:HF_TOKEN`; never the value."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gpu, str):
+            try:
+                object.__setattr__(self, "gpu", Gpu.parse(self.gpu))
+            except (ValueError, UnknownName) as exc:
+                others = [p for p in _placement_problems(self) if not p.startswith("gpu=")]
+                raise InvalidSpec("placement", [f"gpu=`{self.gpu}`: {_words(exc)}", *others]) from exc
+        problems = list(_placement_problems(self))
+        if problems:
+            raise InvalidSpec("placement", problems)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(
+            asdict(self), gpu=str(self.gpu) if self.gpu else None, env=dict(self.env), secrets=dict(self.secrets)
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Placement:
+        return cls(**dict(data, gpu=Gpu.parse(data["gpu"]) if data["gpu"] else None))
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: its id, what replicas do, and where."""
+
+    run_id: str
+    task: Task
+    placement: Placement
+
+    @classmethod
+    def build(
+        cls,
+        entry: str | Callable[..., Any],
+        *,
+        run_id: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        argv: Sequence[str] = (),
+        code: Code | None = None,
+        **placement: Any,
+    ) -> RunSpec:
+        """Check everything, then raise every problem together or return the spec."""
+        problems: list[str] = []
+        run_id = new_run_id() if run_id is None else run_id
+        if problem := run_id_problem(run_id):
+            problems.append(_problem("run_id", run_id, problem))
+        task = _collect(problems, lambda: Task(_entry_text(entry), args or {}, tuple(argv), code or Code.image()))
+        place = _collect(problems, lambda: Placement(**placement))
+        if problems or task is None or place is None:
+            raise InvalidSpec(f"run `{run_id}`", problems)
+        return cls(run_id, task, place)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"run_id": self.run_id, "task": self.task.to_json(), "placement": self.placement.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
+        return cls(data["run_id"], Task.from_json(data["task"]), Placement.from_json(data["placement"]))
+
+
+def json_problems(value: object, where: str) -> Iterator[str]:
+    """Where `value` would not come back from JSON as it went in."""
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield _problem(where, value, "JSON has no infinities and no NaN; pass a text or leave it out")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from json_problems(item, f"{where}[{index}]")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield from json_problems(item, f"{where}.{key}")
+            else:
+                yield _problem(where, key, "keys are texts")
+    else:
+        rule = "pass a list" if isinstance(value, tuple | set) else f"a `{type(value).__name__}` is not JSON"
+        yield _problem(where, value, rule)
+
+
+def _entry_text(entry: str | Callable[..., Any]) -> str:
+    try:
+        return str(Entry.of(entry))
+    except ValueError as exc:
+        raise InvalidSpec("task", [_problem("entry", entry, str(exc))]) from exc
+
+
+def _task_problems(task: Task) -> Iterator[str]:
+    try:
+        entry = Entry.parse(task.entry)
+    except (ValueError, TypeError) as exc:
+        yield _problem("entry", task.entry, str(exc))
+        return
+    if not isinstance(task.args, Mapping):
+        yield _problem("args", task.args, "arguments are a mapping of names to JSON values")
+        return
+    yield from json_problems(task.args, "args")
+    if entry.function and task.argv:
+        yield _problem("argv", list(task.argv), "a function takes `args`; words after `--` are for a script")
+    if entry.function:
+        for name in task.args:
+            if isinstance(name, str) and not name.isidentifier():
+                yield _problem("args", name, "not a Python name, so it cannot be an argument")
+    if not all(isinstance(word, str) for word in task.argv):
+        yield _problem("argv", list(task.argv), "every word is a text")
+
+
+def _placement_problems(p: Placement) -> Iterator[str]:
+    if not isinstance(p.replicas, int) or isinstance(p.replicas, bool) or not 1 <= p.replicas <= 100_000:
+        yield _problem("replicas", p.replicas, "a whole number from 1 to 100000")
+    for name in ("cpus", "memory_gib"):
+        if (amount := getattr(p, name)) is not None and not _is_positive(amount):
+            yield _problem(name, amount, "a number above 0")
+    if not _is_positive(p.timeout_s):
+        yield _problem("timeout_s", p.timeout_s, "a number of seconds above 0")
+    if not (_is_number(p.grace_s) and p.grace_s >= 0):
+        yield _problem("grace_s", p.grace_s, "a number of seconds, 0 or more")
+    if not isinstance(p.max_restarts, int) or isinstance(p.max_restarts, bool) or p.max_restarts < 0:
+        yield _problem("max_restarts", p.max_restarts, "a whole number, 0 or more")
+    if p.image is not None and (not isinstance(p.image, str) or not p.image.strip() or p.image != p.image.strip()):
+        yield _problem("image", p.image, "a non-empty image name")
+    yield from _environment_problems(p)
+
+
+def _environment_problems(p: Placement) -> Iterator[str]:
+    for field_name, variables in (("env", p.env), ("secrets", p.secrets)):
+        if not isinstance(variables, Mapping):
+            yield _problem(field_name, variables, "a mapping of variable names to texts")
+            return
+        for name, value in variables.items():
+            where = f"{field_name}.{name}"
+            if not isinstance(name, str) or not _ENV_NAME.match(name):
+                yield f"{where}: a variable name is letters, digits and `_`, not starting with a digit"
+            elif name in RESERVED:
+                yield f"{where}: this variable is set by Atoll"
+            elif not isinstance(value, str) or "\0" in value:
+                yield f"{where}: the value is a text without NUL"
+            elif field_name == "secrets" and not _SECRET_REF.match(value):
+                yield f"{where}: a secret is a reference such as `env:{name}`, never the value"
+            elif field_name == "env" and _SECRET_LIKE.search(name):
+                yield f"{where}: looks like a secret; pass it by reference: secrets={{`{name}`: `env:{name}`}}"
+    if isinstance(p.env, Mapping) and isinstance(p.secrets, Mapping):
+        for name in sorted(set(p.env) & set(p.secrets)):
+            yield f"env.{name}: also in secrets; which one is it?"
+
+
+def _collect(problems: list[str], build: Callable[[], Any]) -> Any:
+    try:
+        return build()
+    except InvalidSpec as exc:
+        problems.extend(exc.problems)
+    except TypeError as exc:  # a keyword Placement does not have
+        problems.append(str(exc).replace("Placement.__init__() got an", "placement:"))
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _problem(where: str, value: object, rule: str) -> str:
+    shown = value if isinstance(value, str) else repr(value)
+    return f"{where}=`{shown if len(shown) <= 80 else shown[:77] + '…'}`: {rule}"
+
+
+def _words(exc: Exception) -> str:
+    return exc.message if isinstance(exc, UnknownName) else str(exc)

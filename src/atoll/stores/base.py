@@ -1,0 +1,78 @@
+"""The Store port: whole objects by key, and the rules that every adapter keeps (S1-S14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from atoll.errors import BadKey
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Data: TypeAlias = Buffer | Sequence[Buffer]
+"""What `put` and `create` take: one buffer, or several that become one object without being joined first."""
+
+_MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 with our prefix in front
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Whole objects by key. Readers never see half an object.
+
+    S1   bytes come back as they were written, whatever the size.
+    S2   a missing key raises `KeyNotFound`, which names it.
+    S3   a reader sees the old object or the new one, never part of either.
+    S4   of many racing `create`s of one key exactly one wins; the others get `KeyExists`.
+    S5   `create` works again after `delete`; deleting twice is quiet.
+    S6   `list` is sorted, complete past 1 000 keys, and its prefix is exact.
+    S7   what was written is visible at once, also from another process.
+    S8   unicode keys work; empty, absolute and `..` keys raise `BadKey`.
+    S9   two prefixes of one store do not leak into each other.
+    S10  `open_store(store.uri)` is the same store.
+    S11  refusal, throttling and silence are typed errors; a racing 409 is retried, 412 is `KeyExists`.
+    S12  a `create` whose answer was lost is not misread as a loss.
+    S13  `get` takes a range.
+    S14  nothing that reads the store unpickles anything.
+    """
+
+    uri: str
+
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> Buffer:
+        """The object, or `length` bytes of it from `start`. A range past the end gives what there is. (S1 S2 S13)"""
+        ...
+
+    def put(self, key: str, data: Data) -> None:
+        """Write the object; the last write wins. (S3)"""
+        ...
+
+    def create(self, key: str, data: Data) -> None:
+        """Write the object only if the key is free; the first write wins. (S4 S12)"""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Every key that starts with `prefix`, sorted. (S6)"""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the object. Quiet if there is none. (S5)"""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return the key, or raise `BadKey` saying which rule it breaks. (S8)"""
+    if not isinstance(key, str) or not key:
+        raise BadKey(str(key), "a key is a non-empty text")
+    if key.startswith("/") or key.endswith("/"):
+        raise BadKey(key, "a key neither starts nor ends with `/`")
+    if any(part in ("", ".", "..") for part in key.split("/")):
+        raise BadKey(key, "no part of a key is empty, `.` or `..`")
+    if any(ord(c) < 32 or ord(c) == 127 for c in key) or "\\" in key:
+        raise BadKey(key, "a key has no control characters and no backslash")
+    if len(key.encode("utf-8", "surrogatepass")) > _MAX_KEY_BYTES or any("\ud800" <= c <= "\udfff" for c in key):
+        raise BadKey(key, f"a key is valid UTF-8 of at most {_MAX_KEY_BYTES} bytes")
+    return key
+
+
+def pieces(data: Data) -> list[memoryview]:
+    """`data` as flat byte views, without copying."""
+    parts = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
+    return [memoryview(part).cast("B") for part in parts]
