@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import BadKey, InternalError
+from atoll.names import run_id_problem
+from atoll.rounds.keys import LogChunk, RankAttempt, RunKeys, bundle, index_key, index_prefix
+from atoll.stores.base import check_key
+
+KEYS = RunKeys("exp-1")
+whole = st.integers(min_value=0, max_value=10**12)
+
+
+def test_names_are_the_documented_ones() -> None:
+    assert KEYS.run() == "runs/exp-1/run.json"
+    assert KEYS.intent() == "runs/exp-1/launch/intent.json"
+    assert KEYS.handle() == "runs/exp-1/launch/handle.json"
+    assert KEYS.outcome(3, 1) == "runs/exp-1/outcome/00003.001.json"
+    assert KEYS.result(3, 1) == "runs/exp-1/result/00003.001.json"
+    assert KEYS.beat(3) == "runs/exp-1/beat/00003.json"
+    assert KEYS.log_chunk(3, 0, 4096, 17, 18) == "runs/exp-1/logs/00003/000/000000000004096-17-18"
+    assert index_key("exp-1") == "index/exp-1"
+    assert bundle("ab" * 32) == f"bundles/{'ab' * 32}.tar.gz"
+
+
+@given(whole, whole, whole, whole, whole)
+def test_log_chunks_parse_back(rank: int, attempt: int, offset: int, first: int, last: int) -> None:
+    key = KEYS.log_chunk(rank, attempt, offset, first, last)
+    assert KEYS.parse_log_chunk(key) == LogChunk(rank, attempt, offset, first, last)
+    assert key.startswith(KEYS.log_prefix(rank, attempt))
+    assert key.startswith(KEYS.log_prefix(rank))
+
+
+@given(whole, whole)
+def test_outcomes_parse_back(rank: int, attempt: int) -> None:
+    key = KEYS.outcome(rank, attempt)
+    assert KEYS.parse_outcome(key) == RankAttempt(rank, attempt)
+    assert key.startswith(KEYS.outcomes_prefix())
+
+
+def test_log_chunks_sort_by_offset() -> None:
+    offsets = [0, 9, 10, 999, 10**9]
+    assert sorted(KEYS.log_chunk(0, 0, o, 5, 6) for o in offsets) == [KEYS.log_chunk(0, 0, o, 5, 6) for o in offsets]
+
+
+@given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+def test_no_run_lies_inside_another(a: str, b: str) -> None:
+    if run_id_problem(a) or run_id_problem(b) or a == b:
+        return
+    assert not RunKeys(a).run().startswith(RunKeys(b).prefix)
+    assert index_key(a) != index_key(b)
+    assert index_key(a).startswith(index_prefix())
+    check_key(RunKeys(a).run())
+
+
+def test_a_key_of_another_run_does_not_parse() -> None:
+    with pytest.raises(BadKey, match="exp-2"):
+        RunKeys("exp-2").parse_outcome(KEYS.outcome(0, 0))
+    with pytest.raises(BadKey):
+        KEYS.parse_log_chunk(KEYS.outcome(0, 0))
+
+
+@pytest.mark.parametrize("bad", [-1, 1.0, True, "1"])
+def test_only_whole_numbers_make_names(bad: object) -> None:
+    with pytest.raises(InternalError):
+        KEYS.beat(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", ["", "..", "a/b", "x" * 129])
+def test_a_run_id_that_is_not_valid_makes_no_name(bad: str) -> None:
+    with pytest.raises(BadKey):
+        RunKeys(bad).run()
+
+
+@pytest.mark.parametrize("bad", ["", "../x", "ABCDEF01", "zz" * 8])
+def test_only_hex_digests_make_names(bad: str) -> None:
+    with pytest.raises(InternalError):
+        bundle(bad)
