@@ -12,6 +12,7 @@ Data: TypeAlias = Buffer | Sequence[Buffer]
 """What `put` and `create` take: one buffer, or several that become one object without being joined first."""
 
 _MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 with our prefix in front
+_MAX_PART_BYTES = 240  # file systems allow 255 for a name, Azure 254 for a segment
 
 
 @runtime_checkable
@@ -65,14 +66,35 @@ def check_key(key: str) -> str:
         raise BadKey(key, "a key neither starts nor ends with `/`")
     if any(part in ("", ".", "..") for part in key.split("/")):
         raise BadKey(key, "no part of a key is empty, `.` or `..`")
-    if any(ord(c) < 32 or ord(c) == 127 for c in key) or "\\" in key:
-        raise BadKey(key, "a key has no control characters and no backslash")
-    if len(key.encode("utf-8", "surrogatepass")) > _MAX_KEY_BYTES or any("\ud800" <= c <= "\udfff" for c in key):
-        raise BadKey(key, f"a key is valid UTF-8 of at most {_MAX_KEY_BYTES} bytes")
-    return key
+    return _checked_text(key)
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the prefix, or raise `BadKey` if no key could ever start with it. Only its last part may be unfinished."""
+    if not isinstance(prefix, str):
+        raise BadKey(str(prefix), "a prefix is a text")
+    if any(part in ("", ".", "..") for part in prefix.split("/")[:-1]):
+        raise BadKey(prefix, "no finished part of a prefix is empty, `.` or `..`")
+    return _checked_text(prefix)
+
+
+def check_range(start: int, length: int | None) -> None:
+    """Raise `ValueError` for a range that counts backwards. (S13)"""
+    if start < 0 or (length is not None and length < 0):
+        raise ValueError(f"a range has no negative numbers: start={start}, length={length}")
 
 
 def pieces(data: Data) -> list[memoryview]:
     """`data` as flat byte views, without copying."""
     parts = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
     return [memoryview(part).cast("B") for part in parts]
+
+
+def _checked_text(text: str) -> str:
+    if any(ord(c) < 32 or ord(c) == 127 for c in text) or "\\" in text:
+        raise BadKey(text, "a key has no control characters and no backslash")
+    if any("\ud800" <= c <= "\udfff" for c in text) or len(text.encode()) > _MAX_KEY_BYTES:
+        raise BadKey(text, f"a key is valid UTF-8 of at most {_MAX_KEY_BYTES} bytes")
+    if any(len(part.encode()) > _MAX_PART_BYTES for part in text.split("/")):
+        raise BadKey(text, f"no part of a key is longer than {_MAX_PART_BYTES} bytes")
+    return text

@@ -1,0 +1,41 @@
+"""What the operating system says, as a store error."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from atoll.errors import AtollError, BadKey, StoreError, StoreRefused, StoreUnavailable
+
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_UNAVAILABLE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY, errno.EAGAIN, errno.EINTR,
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENODEV, errno.ENXIO, errno.EHOSTDOWN, errno.EREMOTEIO,
+}  # fmt: skip
+_NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+@contextmanager
+def file_errors(verb: str, uri: str, key: str) -> Iterator[None]:
+    """Turn an `OSError` inside the block into a typed store error, keeping the cause. (S11)"""
+    try:
+        yield
+    except AtollError:
+        raise
+    except OSError as exc:
+        raise _translated(exc, verb, uri, key) from exc
+
+
+def _translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:
+    message = f"cannot {verb} `{key}` in {uri}: {exc.strerror or exc}"
+    if exc.errno == errno.ENAMETOOLONG:
+        return BadKey(key, f"this file system cannot hold so long a name under {uri}")
+    if (exc.errno == errno.EPERM and exc.filename2 is not None) or exc.errno in _NO_HARD_LINKS:
+        hint = "this file system has no hard links, so `create` cannot be atomic here; use another folder"
+        return StoreRefused(message, uri=uri, key=key, hint=hint)
+    if exc.errno in _REFUSED:
+        return StoreRefused(message, uri=uri, key=key, hint="check who owns the folder and how it is mounted")
+    if exc.errno in _UNAVAILABLE:
+        return StoreUnavailable(message, uri=uri, key=key)
+    return StoreError(message, uri=uri, key=key)

@@ -1,0 +1,204 @@
+"""Objects as files under one folder: this machine's disk, or a file system that several machines mount.
+
+A writer fills a file in a private corner of the folder, forces it to disk, and only then gives it its name:
+`create` by hard link, which the file system refuses if the name is taken; `put` by rename. Both are one step, so a
+reader sees a whole object or none, and a crash leaves at most a nameless file that a later writer sweeps up.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes, urlsplit
+
+from atoll.errors import ConfigError, KeyExists, KeyNotFound
+from atoll.stores._file_errors import file_errors
+from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
+from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
+
+_LEFTOVER_AGE_S = 24 * 3600.0
+_READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
+
+
+class FileStore:
+    """`file:///folder`, or a plain path. `fsync=False` gives up surviving a power cut, and nothing else."""
+
+    def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True) -> None:
+        self.root = Path(os.path.abspath(os.path.expanduser(root)))
+        self.uri = "file://" + quote(os.fsencode(self.root))
+        self._fsync = fsync
+        self._is_swept = False
+
+    @classmethod
+    def from_uri(cls, uri: str, **options: Any) -> FileStore:
+        unknown = sorted(set(options) - {"fsync"})
+        if unknown:
+            raise ConfigError(f"a file store has one option, fsync; got {', '.join(unknown)}")
+        return cls(_path_in(uri), **options)
+
+    def __repr__(self) -> str:
+        return f"FileStore({str(self.root)!r})"
+
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> Buffer:
+        check_range(start, length)
+        path = self._path(key)
+        with file_errors("read", self.uri, key):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                raise KeyNotFound(key, uri=self.uri) from None
+            try:
+                return _read(fd, start, length)
+            finally:
+                os.close(fd)
+
+    def put(self, key: str, data: Data) -> None:
+        path, parts = self._path(key), pieces(data)
+        with file_errors("write", self.uri, key), self._written(parts) as temp:
+            self._make_folder(path.parent)
+            os.replace(temp, path)
+            self._sync_folder(path.parent)
+
+    def create(self, key: str, data: Data) -> None:
+        path, parts = self._path(key), pieces(data)
+        with file_errors("create", self.uri, key), self._written(parts) as temp:
+            self._make_folder(path.parent)
+            try:
+                os.link(temp, path)
+            except FileExistsError:
+                # A network file system may repeat a link whose answer was lost; our file's second name tells. (S12)
+                if os.stat(temp).st_nlink < 2:
+                    raise KeyExists(key, uri=self.uri) from None
+            self._sync_folder(path.parent)
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        folder, slash, _ = check_prefix(prefix).rpartition("/")
+        start = path_of(self.root, folder, is_folder=True) if folder else self.root
+        return self._walk(start, folder + slash, prefix)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with file_errors("delete", self.uri, key):
+            try:
+                os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            self._sync_folder(path.parent)
+
+    def _path(self, key: str) -> Path:
+        return path_of(self.root, check_key(key), is_folder=False)
+
+    @contextmanager
+    def _written(self, parts: Sequence[memoryview]) -> Iterator[Path]:
+        """A file of our own with these bytes, safely on disk; gone afterwards unless it was renamed."""
+        temp = self._new_temp()
+        try:
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                for part in parts:
+                    _write(fd, part)
+                if self._fsync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            yield temp
+        finally:
+            with suppress(OSError):
+                os.unlink(temp)
+
+    def _new_temp(self) -> Path:
+        folder = self.root / TEMP_FOLDER
+        self._make_folder(folder)
+        if not self._is_swept:
+            self._is_swept = True
+            _sweep(folder)
+        return folder / uuid.uuid4().hex
+
+    def _make_folder(self, folder: Path) -> None:
+        """Folders are never removed, so one that exists stays; each new one is made durable in its parent."""
+        if folder.is_dir():
+            return
+        self._make_folder(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir()
+        self._sync_folder(folder.parent)
+
+    def _sync_folder(self, folder: Path) -> None:
+        if not self._fsync:
+            return
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _walk(self, folder: Path, above: str, prefix: str) -> Iterator[str]:
+        with file_errors("list", self.uri, prefix):
+            entries = _entries(folder, above)
+        for key, path in entries:
+            if path is None:
+                if key.startswith(prefix):
+                    yield key
+            elif key.startswith(prefix) or prefix.startswith(key):
+                yield from self._walk(path, key, prefix)
+
+
+def _entries(folder: Path, above: str) -> list[tuple[str, Path | None]]:
+    """What is in one folder, in key order: objects as `key`, folders as `key/` with their path."""
+    found: list[tuple[str, Path | None]] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    name = key_of_folder(entry.name)
+                    if name is not None:
+                        found.append((f"{above}{name}/", Path(entry.path)))
+                else:
+                    name = key_of_file(entry.name)
+                    if name is not None:
+                        found.append((above + name, None))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found, key=lambda item: item[0])
+
+
+def _path_in(uri: str) -> str:
+    if "://" not in uri:
+        return uri
+    parts = urlsplit(uri)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise ConfigError(f"not the address of a folder: {uri!r}", hint="write file:///absolute/path, or a plain path")
+    return os.fsdecode(unquote_to_bytes(uri.split("://", 1)[1].removeprefix("localhost")))
+
+
+def _read(fd: int, start: int, length: int | None) -> bytes:
+    size = os.fstat(fd).st_size
+    end = size if length is None else min(size, start + length)
+    chunks: list[bytes] = []
+    while start < end:
+        chunk = os.pread(fd, min(end - start, _READ_LIMIT), start)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        start += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _write(fd: int, part: memoryview) -> None:
+    while part:
+        part = part[os.write(fd, part) :]
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what writers that died left behind. A day is longer than any write takes."""
+    oldest = time.time() - _LEFTOVER_AGE_S
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    os.unlink(entry.path)

@@ -1,0 +1,397 @@
+"""The Store contract as tests: subclass `StoreContract`, give it a `new_store` fixture, and pytest does the rest.
+
+    class TestRedisStore(StoreContract):
+        @pytest.fixture
+        def new_store(self, redis_url):
+            return lambda name: RedisStore(f"{redis_url}/{name}")
+
+Each clause S1-S14 (see `atoll.stores.base.Store`) is one or more methods that take the store as an argument, so they
+can also be called directly. What cannot be shown for an adapter is skipped, and the skip says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Thread
+from typing import Any, TypeAlias
+
+import pytest
+
+from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreRefused, StoreUnavailable
+from atoll.registry import open_store
+from atoll.stores.base import Store
+from atoll.testing._elsewhere import race_of_processes, read_elsewhere, write_elsewhere
+from atoll.testing._unpickling import BOMB, unpickling_forbidden
+
+NewStore: TypeAlias = Callable[[str], Store]
+BIG = 8 * 1024 * 1024 + 1
+
+
+class StoreContract:
+    """Clauses S1-S14. Subclasses give `new_store`, and as many of the fault fixtures as they can."""
+
+    why_one_process_only: str = ""
+    """Empty if other processes see the store; else the reason why they cannot."""
+    why_no_faults: str = "no fault can be injected into this store"
+    environment: Mapping[str, str] = {}
+    """Variables another process needs to open the store, on top of ours."""
+
+    @pytest.fixture
+    def new_store(self) -> NewStore:
+        """A function giving a fresh, empty store for each name; different names share a bucket, folder or server."""
+        pytest.fail(f"{type(self).__name__} must define the fixture `new_store`")
+
+    @pytest.fixture
+    def store(self, new_store: NewStore) -> Store:
+        return new_store("run")
+
+    @pytest.fixture
+    def refused_store(self) -> Store:
+        """A store that does not let us in."""
+        pytest.skip(self.why_no_faults)
+
+    @pytest.fixture
+    def throttled_store(self) -> Store:
+        """A store that answers every request with `slow down`, and that gives up soon."""
+        pytest.skip(self.why_no_faults)
+
+    @pytest.fixture
+    def unreachable_store(self) -> Store:
+        """A store nobody answers for."""
+        pytest.skip(self.why_no_faults)
+
+    @pytest.fixture
+    def conflicting_store(self) -> Store:
+        """A store whose first `create` meets a conflict with a request that in the end writes nothing (409)."""
+        pytest.skip(self.why_no_faults)
+
+    @pytest.fixture
+    def answer_losing_store(self) -> Store:
+        """A store whose first `create` takes effect, but whose answer does not arrive."""
+        pytest.skip(self.why_no_faults)
+
+    # S1 bytes come back as they were written
+
+    @pytest.mark.parametrize("size", [0, 1, 4096, BIG])
+    def test_s1_bytes_come_back(self, store: Store, size: int) -> None:
+        data = _pattern(size)
+        store.put("put.bin", data)
+        store.create("created.bin", data)
+        assert bytes(store.get("put.bin")) == data
+        assert bytes(store.get("created.bin")) == data
+
+    def test_s1_several_buffers_become_one_object(self, store: Store) -> None:
+        numbers: Any = memoryview(bytearray(8)).cast("d")
+        parts: list[Any] = [b"head", bytearray(b"-"), memoryview(b"xbodyx")[1:5], b"", numbers]
+        store.put("put.bin", parts)
+        store.create("created.bin", parts)
+        assert bytes(store.get("put.bin")) == bytes(store.get("created.bin")) == b"head-body" + bytes(8)
+
+    def test_s1_an_object_does_not_change_with_the_buffer_it_came_from(self, store: Store) -> None:
+        buffer = bytearray(b"before")
+        store.put("a.bin", buffer)
+        buffer[:] = b"after!"
+        assert bytes(store.get("a.bin")) == b"before"
+
+    # S2 a missing key names itself
+
+    def test_s2_a_missing_key_names_itself(self, store: Store) -> None:
+        store.put("there/is.bin", b"x")
+        for key in ("there/is-not.bin", "there", "there/is.bin/below", "nowhere/at/all"):
+            with pytest.raises(KeyNotFound) as caught:
+                store.get(key)
+            assert caught.value.key == key
+            assert key in str(caught.value)
+
+    # S3 old or new, never part
+
+    def test_s3_a_reader_sees_old_or_new(self, store: Store) -> None:
+        versions = [bytes([65 + i]) * (300_000 + 50_000 * i) for i in range(4)]
+        store.put("v.bin", versions[0])
+        torn: list[int] = []
+
+        def rewrite() -> None:
+            for i in range(40):
+                store.put("v.bin", versions[i % 4])
+
+        writer = Thread(target=rewrite)
+        writer.start()
+        while writer.is_alive():
+            found = bytes(store.get("v.bin"))
+            if found not in versions:
+                torn.append(len(found))
+        writer.join()
+        assert not torn, f"a reader saw {len(torn)} objects nobody wrote, of {torn[:5]} bytes"
+
+    def test_s3_a_put_that_fails_leaves_the_old_object(self, store: Store) -> None:
+        store.put("v.bin", b"old")
+        with pytest.raises(TypeError):
+            store.put("v.bin", [b"new", object()])  # type: ignore[list-item]
+        assert bytes(store.get("v.bin")) == b"old"
+        assert list(store.list()) == ["v.bin"]
+
+    # S4 of many racing creates one wins
+
+    def test_s4_create_refuses_a_taken_key(self, store: Store) -> None:
+        store.create("a.json", b"first")
+        with pytest.raises(KeyExists) as caught:
+            store.create("a.json", b"second")
+        assert caught.value.key == "a.json"
+        assert bytes(store.get("a.json")) == b"first"
+        store.put("b.json", b"first")
+        with pytest.raises(KeyExists):
+            store.create("b.json", b"first")
+
+    @pytest.mark.parametrize("same_bytes", [False, True], ids=["own bytes", "same bytes"])
+    def test_s4_one_of_sixteen_threads_wins(self, store: Store, same_bytes: bool) -> None:
+        for attempt in range(5):
+            key = f"race/{attempt}.json"
+            offers = [b"same" if same_bytes else f"writer {i}".encode() * 500 for i in range(16)]
+            winners = _race(store, key, offers)
+            assert len(winners) == 1, f"{len(winners)} of 16 racing creates won"
+            assert bytes(store.get(key)) == offers[winners[0]]
+
+    def test_s4_one_of_sixteen_writers_in_four_processes_wins(self, store: Store) -> None:
+        self._need_other_processes()
+        winners = race_of_processes(store.uri, "race.json", processes=4, threads=4, environment=self.environment)
+        assert len(winners) == 1, f"{len(winners)} of 16 racing creates won"
+        assert bytes(store.get("race.json")) == winners[0]
+
+    # S5 create after delete; delete twice
+
+    def test_s5_create_works_again_after_delete(self, store: Store) -> None:
+        store.create("a/b.json", b"first")
+        store.delete("a/b.json")
+        with pytest.raises(KeyNotFound):
+            store.get("a/b.json")
+        store.create("a/b.json", b"second")
+        assert bytes(store.get("a/b.json")) == b"second"
+
+    def test_s5_delete_is_quiet_if_there_is_nothing(self, store: Store) -> None:
+        store.put("a.json", b"x")
+        store.delete("a.json")
+        store.delete("a.json")
+        store.delete("never/was.json")
+        assert list(store.list()) == []
+
+    # S6 list is sorted, complete, and its prefix exact
+
+    def test_s6_list_is_complete_and_sorted_past_a_thousand_keys(self, store: Store) -> None:
+        keys = [f"part-{i % 7}/{i:05d}" for i in range(1100)]
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda key: store.put(key, b""), keys))
+        assert list(store.list()) == sorted(keys)
+        assert list(store.list("part-3/")) == sorted(key for key in keys if key.startswith("part-3/"))
+
+    def test_s6_the_prefix_is_exact(self, store: Store) -> None:
+        keys = ["a", "a!b", "a.b", "a/b", "a/b.c/d", "a/b/c", "a0", "ab", "ab/c", "b", "~", "é", "文/字"]
+        for key in keys:
+            store.put(key, key.encode())
+        prefixes = ["", "a", "a/", "a/b", "a/b/", "a/b.", "ab", "b", "c", "é", "文", "文/字", "文/字/"]
+        for prefix in prefixes:
+            assert list(store.list(prefix)) == sorted(key for key in keys if key.startswith(prefix)), prefix
+        assert [bytes(store.get(key)).decode() for key in keys] == keys
+
+    def test_s6_what_was_deleted_is_not_listed(self, store: Store) -> None:
+        for key in ("a/1", "a/2", "a/3"):
+            store.put(key, b"x")
+        store.delete("a/2")
+        assert list(store.list("a/")) == ["a/1", "a/3"]
+
+    # S7 visible at once from another process
+
+    def test_s7_another_process_sees_it_at_once(self, store: Store) -> None:
+        self._need_other_processes()
+        store.put("put.json", b"from here")
+        store.create("new/created.json", b"also from here")
+        seen = read_elsewhere(store.uri, environment=self.environment)
+        assert seen == {"put.json": b"from here", "new/created.json": b"also from here"}
+
+    def test_s7_what_another_process_wrote_is_seen_at_once(self, store: Store) -> None:
+        self._need_other_processes()
+        store.put("put.json", b"old")
+        assert bytes(store.get("put.json")) == b"old"
+        with pytest.raises(KeyNotFound):
+            store.get("new/created.json")
+        write_elsewhere(store.uri, "put.json", "new/created.json", b"from there", environment=self.environment)
+        assert bytes(store.get("put.json")) == bytes(store.get("new/created.json")) == b"from there"
+        assert list(store.list()) == ["new/created.json", "put.json"]
+
+    # S8 unicode keys work; bad keys raise
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "café/naïve.txt",
+            "日本語/文.json",
+            "emoji-🏝️",
+            "a b+c%20d&e=f?g#h",
+            "quote'\"`$(x);|<>*",
+            "x" * 240,
+            "~",
+            ".hidden",
+        ],
+    )
+    def test_s8_unusual_keys_work(self, store: Store, key: str) -> None:
+        store.create(key, b"one")
+        store.put(key, b"two")
+        assert bytes(store.get(key)) == b"two"
+        assert list(store.list()) == list(store.list(key)) == [key]
+        store.delete(key)
+        assert list(store.list()) == []
+
+    @pytest.mark.parametrize(
+        "key",
+        ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a/..", "a\\b", "a\nb", "a\0", "\ud800",
+         "x" * 241, "x/" * 500 + "x"],
+    )  # fmt: skip
+    def test_s8_bad_keys_are_refused_by_every_verb(self, store: Store, key: str) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: store.get(key),
+            lambda: store.put(key, b""),
+            lambda: store.create(key, b""),
+            lambda: store.delete(key),
+        ]
+        for call in calls:
+            with pytest.raises(BadKey):
+                call()
+        assert list(store.list()) == []
+
+    @pytest.mark.parametrize("prefix", ["/", "../", "a//b", "a/../b", "./", "a\nb"])
+    def test_s8_a_prefix_no_key_can_have_is_refused(self, store: Store, prefix: str) -> None:
+        with pytest.raises(BadKey):
+            list(store.list(prefix))
+
+    # S9 two prefixes do not leak
+
+    def test_s9_stores_side_by_side_do_not_leak(self, new_store: NewStore) -> None:
+        stores = {name: new_store(name) for name in ("exp", "exp-2", "exp2")}
+        for name, store in stores.items():
+            store.create("same/key.json", name.encode())
+        for name, store in stores.items():
+            assert list(store.list()) == ["same/key.json"]
+            assert bytes(store.get("same/key.json")) == name.encode()
+        stores["exp"].delete("same/key.json")
+        assert list(stores["exp"].list()) == []
+        assert bytes(stores["exp-2"].get("same/key.json")) == b"exp-2"
+
+    # S10 the URI is the store
+
+    def test_s10_the_uri_opens_the_same_store(self, store: Store) -> None:
+        store.put("a/b.json", b"x")
+        again = open_store(store.uri)
+        assert again.uri == store.uri
+        assert list(again.list()) == ["a/b.json"]
+        again.put("a/b.json", b"y")
+        assert bytes(store.get("a/b.json")) == b"y"
+
+    # S11 refusal, throttling and silence are typed; a 409 is retried
+
+    def test_s11_refusal_is_typed(self, refused_store: Store) -> None:
+        for call in _every_verb(refused_store):
+            with pytest.raises(StoreRefused) as caught:
+                call()
+            assert caught.value.__cause__ is not None
+            assert not caught.value.retryable
+
+    def test_s11_throttling_is_typed(self, throttled_store: Store) -> None:
+        _expect_unavailable(throttled_store)
+
+    def test_s11_silence_is_typed(self, unreachable_store: Store) -> None:
+        _expect_unavailable(unreachable_store)
+
+    def test_s11_a_racing_conflict_is_retried(self, conflicting_store: Store) -> None:
+        conflicting_store.create("a.json", b"mine")
+        assert bytes(conflicting_store.get("a.json")) == b"mine"
+        with pytest.raises(KeyExists):
+            conflicting_store.create("a.json", b"second")
+
+    # S12 a lost answer is not a loss
+
+    def test_s12_a_create_whose_answer_was_lost_has_won(self, answer_losing_store: Store) -> None:
+        answer_losing_store.create("a.json", b"mine")
+        assert bytes(answer_losing_store.get("a.json")) == b"mine"
+        with pytest.raises(KeyExists):
+            answer_losing_store.create("a.json", b"mine")
+
+    # S13 ranges
+
+    def test_s13_get_takes_a_range(self, store: Store) -> None:
+        data = _pattern(100_000)
+        store.put("a.bin", data)
+        for start, length in [(0, 1), (0, 0), (10, 20), (99_999, 1), (50_000, 50_000), (0, 100_000), (7, None)]:
+            end = None if length is None else start + length
+            assert bytes(store.get("a.bin", start=start, length=length)) == data[start:end], (start, length)
+
+    def test_s13_a_range_past_the_end_gives_what_there_is(self, store: Store) -> None:
+        store.put("a.bin", b"0123456789")
+        assert bytes(store.get("a.bin", start=5, length=100)) == b"56789"
+        assert bytes(store.get("a.bin", start=10, length=5)) == b""
+        assert bytes(store.get("a.bin", start=50, length=5)) == b""
+        assert bytes(store.get("a.bin", start=50)) == b""
+        store.put("empty.bin", b"")
+        assert bytes(store.get("empty.bin", start=0, length=5)) == b""
+
+    def test_s13_bad_ranges_and_missing_keys_are_errors(self, store: Store) -> None:
+        store.put("a.bin", b"0123456789")
+        for start, length in [(-1, None), (0, -1), (-5, 2)]:
+            with pytest.raises(ValueError, match="negative"):
+                store.get("a.bin", start=start, length=length)
+        for length in (0, 4):
+            with pytest.raises(KeyNotFound):
+                store.get("missing.bin", start=2, length=length)
+
+    # S14 nothing unpickles
+
+    def test_s14_nothing_on_the_read_path_unpickles(self, store: Store) -> None:
+        store.put("bomb", BOMB)
+        with unpickling_forbidden():
+            assert list(store.list()) == ["bomb"]
+            assert bytes(store.get("bomb")) == BOMB
+            assert bytes(store.get("bomb", start=1, length=3)) == BOMB[1:4]
+            assert bytes(open_store(store.uri).get("bomb")) == BOMB
+
+    def _need_other_processes(self) -> None:
+        if self.why_one_process_only:
+            pytest.skip(self.why_one_process_only)
+
+
+def _pattern(size: int) -> bytes:
+    """Bytes in which any two places differ, so that a shifted read shows."""
+    return b"".join(i.to_bytes(4, "big") for i in range(size // 4 + 1))[:size]
+
+
+def _race(store: Store, key: str, offers: list[bytes]) -> list[int]:
+    """All write at once; who won."""
+    gate, winners = Barrier(len(offers)), []
+
+    def write(i: int) -> None:
+        gate.wait()
+        try:
+            store.create(key, offers[i])
+        except KeyExists:
+            return
+        winners.append(i)
+
+    with ThreadPoolExecutor(len(offers)) as pool:
+        list(pool.map(write, range(len(offers))))
+    return winners
+
+
+def _every_verb(store: Store) -> list[Callable[[], object]]:
+    return [
+        lambda: store.get("a.json"),
+        lambda: store.put("a.json", b"x"),
+        lambda: store.create("b.json", b"x"),
+        lambda: list(store.list("a")),
+        lambda: store.delete("a.json"),
+    ]
+
+
+def _expect_unavailable(store: Store) -> None:
+    for call in _every_verb(store):
+        with pytest.raises(StoreUnavailable) as caught:
+            call()
+        assert caught.value.__cause__ is not None
+        assert caught.value.retryable

@@ -1,0 +1,200 @@
+"""File stores: names on disk, what the operating system says, and what a crash leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from atoll.errors import BadKey, ConfigError, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
+from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
+from atoll.stores.base import check_key
+from atoll.stores.file import FileStore
+
+names = st.text(st.sampled_from("ab.~fd-é "), min_size=1, max_size=8) | st.text(min_size=1, max_size=20)
+
+
+def test_usual_keys_keep_their_names(tmp_path: Path) -> None:
+    FileStore(tmp_path).put("exp/rounds/000001/commit.json", b"{}")
+    assert (tmp_path / "exp/rounds/000001/commit.json").read_bytes() == b"{}"
+
+
+@given(names)
+def test_a_name_on_disk_leads_back_to_its_key(part: str) -> None:
+    assume(_is_key(part))
+    file = path_of(Path("/r"), part, is_folder=False).name
+    folder = path_of(Path("/r"), part, is_folder=True).name
+    assert key_of_file(file) == part
+    assert key_of_folder(folder) == part
+    assert len({file, folder, TEMP_FOLDER}) == 3
+
+
+@given(names, names)
+def test_different_parts_have_different_names(one: str, other: str) -> None:
+    assume(_is_key(one) and _is_key(other) and one != other)
+    spellings = [path_of(Path("/r"), part, is_folder=kind).name for part in (one, other) for kind in (True, False)]
+    assert len(set(spellings)) == 4
+
+
+def _is_key(part: str) -> bool:
+    try:
+        check_key(part)
+    except BadKey:
+        return False
+    return "/" not in part
+
+
+def test_unfinished_and_foreign_files_are_not_listed(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a.json", b"x")
+    (tmp_path / TEMP_FOLDER / "left-over.bin").write_bytes(b"half")
+    (tmp_path / "LICENSE").write_bytes(b"a name without a dot is a folder's")
+    os.mkdir(os.fsencode(tmp_path) + b"/\xff")
+    (tmp_path / "back\\slash.txt").write_bytes(b"x")
+    assert list(store.list()) == ["a.json"]
+
+
+def test_a_missing_folder_is_an_empty_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "not" / "yet")
+    assert list(store.list()) == []
+    with pytest.raises(KeyNotFound):
+        store.get("a.json")
+    store.delete("a.json")
+    assert not store.root.exists()
+
+
+def test_nothing_is_left_of_a_finished_write(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a.json", b"1")
+    store.create("b.json", b"2")
+    with pytest.raises(FileExistsError):
+        store.create("b.json", b"3")
+    assert list((tmp_path / TEMP_FOLDER).iterdir()) == []
+
+
+def test_old_leftovers_are_swept_and_young_ones_are_not(tmp_path: Path) -> None:
+    temp = tmp_path / TEMP_FOLDER
+    temp.mkdir()
+    for name in ("old", "young"):
+        (temp / name).write_bytes(b"half")
+    os.utime(temp / "old", (0, 0))
+    FileStore(tmp_path).put("a.json", b"x")
+    assert [path.name for path in temp.iterdir()] == ["young"]
+
+
+def test_a_writer_killed_in_the_middle_leaves_the_old_object(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a.bin", b"old")
+    die = "import os, sys; from atoll.stores.file import FileStore; os.fsync = lambda fd: os.kill(os.getpid(), 9);"
+    for verb, key in (("put", "a.bin"), ("create", "b.bin")):
+        code = f"{die} FileStore(sys.argv[1]).{verb}('{key}', b'new' * 1000)"
+        assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
+    assert list(store.list()) == ["a.bin"]
+    assert store.get("a.bin") == b"old"
+    store.create("b.bin", b"free")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (errno.ENOSPC, StoreUnavailable),
+        (errno.EDQUOT, StoreUnavailable),
+        (errno.EIO, StoreUnavailable),
+        (errno.EACCES, StoreRefused),
+        (errno.EROFS, StoreRefused),
+        (errno.ENAMETOOLONG, BadKey),
+        (errno.ELOOP, StoreError),
+    ],
+)
+def test_what_the_system_says_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[StoreError]
+) -> None:
+    store = FileStore(tmp_path)
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(error) as caught:
+        store.put("a.json", b"x")
+    assert type(caught.value) is error
+    assert isinstance(caught.value.__cause__, OSError)
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def link(source: str, target: str) -> None:
+        raise OSError(code, os.strerror(code), source, None, target)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StoreRefused, match="hard links"):
+        FileStore(tmp_path).create("a.json", b"x")
+
+
+def test_a_disk_that_is_full_half_way_keeps_the_old_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path)
+    store.put("a.bin", b"old")
+    write, room = os.write, [7]
+
+    def short_write(fd: int, data: memoryview) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[: room.pop()])
+
+    monkeypatch.setattr(os, "write", short_write)
+    with pytest.raises(StoreUnavailable, match="No space left"):
+        store.put("a.bin", b"new and longer")
+    assert store.get("a.bin") == b"old"
+    assert list((tmp_path / TEMP_FOLDER).iterdir()) == []
+
+
+def test_short_reads_and_writes_are_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, pread = os.write, os.pread
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    monkeypatch.setattr(os, "pread", lambda fd, count, at: pread(fd, min(count, 4), at))
+    store = FileStore(tmp_path)
+    store.put("a.bin", [b"hello", b" ", b"world"])
+    assert store.get("a.bin") == b"hello world"
+    assert store.get("a.bin", start=2, length=7) == b"llo wor"
+
+
+def test_every_write_is_forced_to_disk_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    FileStore(tmp_path, fsync=False).put("quick.json", b"x")
+    assert synced == []
+    FileStore(tmp_path).create("deep/er/a.json", b"x")
+    assert synced[0].startswith(str(tmp_path / TEMP_FOLDER))
+    assert synced[1:] == [str(tmp_path), str(tmp_path / "deep"), str(tmp_path / "deep/er")]
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/a%20b%3Fc", "file://localhost/tmp/a%20b%3Fc", "/tmp/a b?c"])
+def test_addresses_of_one_folder_agree(uri: str) -> None:
+    store = FileStore.from_uri(uri)
+    assert store.root == Path("/tmp/a b?c")
+    assert store.uri == "file:///tmp/a%20b%3Fc"
+
+
+def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert FileStore.from_uri("runs").root == tmp_path / "runs"
+
+
+@pytest.mark.parametrize("uri", ["file://runs/a", "s3://bucket", "file://"])
+def test_what_is_not_a_folder_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError):
+        FileStore.from_uri(uri)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="region"):
+        FileStore.from_uri("/tmp/a", region="x")
