@@ -15,6 +15,9 @@ from atoll.names import key_name, run_id_problem
 
 _DIGEST = re.compile(r"[0-9a-f]{8,128}\Z")
 _OUTCOME = re.compile(r"outcome/(\d{5,})\.(\d{3,})\.json\Z")
+_CLAIM = re.compile(r"(\d{5,})\.(\d{5,})\.(json|left)\Z")
+_OFFER = re.compile(r"(\d{10,})/offer/(\d{5,})\.(\d{3,})\Z")
+_BLOB = re.compile(r"(\d{10,})-([0-9a-f]{8,128})/\d{6,}\Z")
 _LOG_CHUNK = re.compile(r"logs/(\d{5,})/(\d{3,})/(\d{15,})-(\d+)-(\d+)\Z")
 
 
@@ -115,6 +118,132 @@ class RunKeys:
         if found is None:
             raise BadKey(key, f"not one of the names of run `{self.run_id}`")
         return tuple(int(part) for part in found.groups())
+
+
+@dataclass(frozen=True)
+class RoundKeys:
+    """The names of everything replicas agree on and average, for one run.
+
+    `rounds/R/…` holds what goes when round R is retired; records that must be found by one cheap LIST
+    (commits, snapshots, claims, acknowledgements) lie under prefixes of their own.
+    """
+
+    run_id: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{RunKeys(self.run_id).prefix}sync/"
+
+    # ---- before the first round
+    def agreement(self) -> str:
+        """What all replicas agreed on before step 1; created once."""
+        return f"{self.prefix}agreement.json"
+
+    def claims_prefix(self) -> str:
+        return f"{self.prefix}claims/"
+
+    def claim(self, rank: int, incarnation: int) -> str:
+        """One process took this rank; the highest incarnation is the only one that counts."""
+        return f"{self.claims_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.json"
+
+    def departure(self, rank: int, incarnation: int) -> str:
+        """That process said it will take part no more."""
+        return f"{self.claims_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.left"
+
+    def parse_claim(self, key: str) -> tuple[int, int, bool]:
+        """(rank, incarnation, has it left) from the name of a claim or a departure."""
+        found = _CLAIM.match(key.removeprefix(self.claims_prefix())) if key.startswith(self.claims_prefix()) else None
+        if found is None:
+            raise BadKey(key, f"not a claim of run `{self.run_id}`")
+        return int(found[1]), int(found[2]), found[3] == "left"
+
+    # ---- one round
+    def rounds_prefix(self) -> str:
+        return f"{self.prefix}rounds/"
+
+    def round_prefix(self, round_no: int) -> str:
+        return f"{self.rounds_prefix()}{number(round_no, 10)}/"
+
+    def offers_prefix(self, round_no: int) -> str:
+        return f"{self.round_prefix(round_no)}offer/"
+
+    def offer(self, round_no: int, rank: int, slot: int) -> str:
+        """A rank's announcement; a later slot counts only when every earlier one is void."""
+        return f"{self.offers_prefix(round_no)}{number(rank, 5)}.{number(slot, 3)}"
+
+    def parse_offer(self, key: str) -> tuple[int, int, int]:
+        """(round, rank, slot) from the name of an offer."""
+        found = _OFFER.match(key.removeprefix(self.rounds_prefix())) if key.startswith(self.rounds_prefix()) else None
+        if found is None:
+            raise BadKey(key, f"not an offer of run `{self.run_id}`")
+        return int(found[1]), int(found[2]), int(found[3])
+
+    def update(self, round_no: int, rank: int, incarnation: int, chunk: int) -> str:
+        """One chunk of what a rank contributes."""
+        who = f"{number(rank, 5)}.{number(incarnation, 5)}"
+        return f"{self.round_prefix(round_no)}update/{who}/{number(chunk, 6)}"
+
+    def mean(self, round_no: int, chunk: int) -> str:
+        """One chunk of the average of what was committed."""
+        return f"{self.round_prefix(round_no)}mean/{number(chunk, 6)}"
+
+    def commits_prefix(self) -> str:
+        return f"{self.prefix}commits/"
+
+    def commit(self, round_no: int) -> str:
+        """The round's agreement; created once."""
+        return f"{self.commits_prefix()}{number(round_no, 10)}.json"
+
+    def parse_commit(self, key: str) -> int:
+        return self._one_number(key, self.commits_prefix(), ".json")
+
+    # ---- catching up and letting go
+    def snapshots_prefix(self) -> str:
+        return f"{self.prefix}snapshots/"
+
+    def snapshot(self, round_no: int) -> str:
+        """The state before round `round_no`; created once, after its pieces."""
+        return f"{self.snapshots_prefix()}{number(round_no, 10)}.json"
+
+    def parse_snapshot(self, key: str) -> int:
+        return self._one_number(key, self.snapshots_prefix(), ".json")
+
+    def blobs_prefix(self) -> str:
+        return f"{self.prefix}blobs/"
+
+    def blob_prefix(self, round_no: int, digest: str) -> str:
+        """Bulk bytes of a snapshot, or of the initial weights, which are the blob of round 0."""
+        return f"{self.blobs_prefix()}{number(round_no, 10)}-{_checked_digest(digest)}/"
+
+    def blob(self, round_no: int, digest: str, piece: int) -> str:
+        return f"{self.blob_prefix(round_no, digest)}{number(piece, 6)}"
+
+    def parse_blob(self, key: str) -> tuple[int, str]:
+        """(round, digest) from the name of a piece of a blob."""
+        found = _BLOB.match(key.removeprefix(self.blobs_prefix())) if key.startswith(self.blobs_prefix()) else None
+        if found is None:
+            raise BadKey(key, f"not a piece of a blob of run `{self.run_id}`")
+        return int(found[1]), found[2]
+
+    def acks_prefix(self) -> str:
+        return f"{self.prefix}acks/"
+
+    def ack(self, rank: int) -> str:
+        """Which rounds this rank will never need again; rewritten."""
+        return f"{self.acks_prefix()}{number(rank, 5)}.json"
+
+    def events_prefix(self) -> str:
+        return f"{self.prefix}events/"
+
+    def events(self, rank: int, incarnation: int, segment: int) -> str:
+        """JSON lines of what one process saw; rewritten as it grows, then left alone."""
+        return f"{self.events_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.{number(segment, 6)}.jsonl"
+
+    def _one_number(self, key: str, prefix: str, suffix: str) -> int:
+        middle = key[len(prefix) : -len(suffix)]
+        if not (key.startswith(prefix) and key.endswith(suffix) and middle.isascii() and middle.isdecimal()):
+            raise BadKey(key, f"not `{prefix}…{suffix}`")
+        return int(middle)
 
 
 def number(value: int, width: int = 1) -> str:

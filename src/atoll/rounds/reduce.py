@@ -1,0 +1,91 @@
+"""The weighted mean of updates, bit for bit the same wherever and in whatever order they arrived. Pure.
+
+Contributions are summed in rank order in float32, every operation rounded on its own (no fused multiply-add):
+equal weights give `((x0 + x1) + …) / n`; others give `((c0*x0) + c1*x1) + …` with `c = float32(w / sum of w)`,
+the quotient taken in float64. Powers of two for n make both forms agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.errors import CorruptUpdate
+from atoll.rounds.codec import F32
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What each contribution is multiplied with, or None when the sum is divided by `count` instead."""
+
+    count: int
+    factors: tuple[np.float32, ...] | None
+
+    @classmethod
+    def of(cls, weights: Sequence[float]) -> Coefficients:
+        """From weights in rank order; each is finite and above zero."""
+        if not weights or not all(math.isfinite(w) and w > 0 for w in weights):
+            raise CorruptUpdate(f"weights must be finite and above 0: {list(weights)}", check="weight")
+        if len(set(weights)) == 1:
+            return cls(len(weights), None)
+        total = 0.0
+        for weight in weights:
+            total += float(weight)
+        return cls(len(weights), tuple(np.float32(float(w) / total) for w in weights))
+
+
+class Accumulator:
+    """Takes contributions in rank order, one after the other, so that memory does not grow with their number."""
+
+    def __init__(self, size: int, coefficients: Coefficients) -> None:
+        self._sum: F32 = np.empty(size, dtype=np.float32)
+        self._product: F32 | None = None
+        self._coefficients = coefficients
+        self._taken = 0
+
+    def add(self, values: F32) -> None:
+        """The next contribution in rank order."""
+        factors, first = self._coefficients.factors, self._taken == 0
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            if factors is None:
+                if first:
+                    np.copyto(self._sum, values)
+                else:
+                    np.add(self._sum, values, out=self._sum)
+            elif first:
+                np.multiply(values, factors[0], out=self._sum)
+            else:
+                if self._product is None:
+                    self._product = np.empty_like(self._sum)
+                np.multiply(values, factors[self._taken], out=self._product)
+                np.add(self._sum, self._product, out=self._sum)
+        self._taken += 1
+
+    def mean(self) -> F32:
+        """The result, once every contribution is in."""
+        assert self._taken == self._coefficients.count, "every contribution is added exactly once"
+        if self._coefficients.factors is None and self._coefficients.count > 1:
+            with np.errstate(under="ignore"):
+                np.divide(self._sum, np.float32(self._coefficients.count), out=self._sum)
+        return self._sum
+
+
+def weighted_mean(contributions: Iterable[F32], weights: Sequence[float]) -> F32:
+    """The mean of contributions given in rank order."""
+    accumulator: Accumulator | None = None
+    coefficients = Coefficients.of(weights)
+    for values in contributions:
+        accumulator = accumulator or Accumulator(values.size, coefficients)
+        accumulator.add(values)
+    assert accumulator is not None
+    return accumulator.mean()
+
+
+def is_finite(values: F32) -> bool:
+    """No NaN and no infinity. A sum with either in it has either in it, so checking the mean checks all of it."""
+    if values.size == 0:
+        return True
+    return bool(np.isfinite(values.max()) and np.isfinite(values.min()))

@@ -1,0 +1,124 @@
+"""Two self-checking containers for everything that is read back from the store; no pickle, no trust.
+
+A *record* is one JSON object whose last member, `xxh3`, is the XXH3-64 of the same object without that member.
+A *frame* is a 32-byte preamble, a JSON header and raw little-endian bytes; every byte of it is covered by a checksum.
+FORMAT.md states both. Anything that does not check out raises `CorruptUpdate`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import xxhash
+
+from atoll.errors import CorruptUpdate, InternalError
+from atoll.stores.base import Buffer, pieces
+
+MAGIC: Final = b"ATOL"
+VERSION: Final = 1
+MAX_HEADER_BYTES: Final = 1 << 20
+ALIGNMENT: Final = 64
+"""Payloads start at a multiple of this, so that they can be used where they lie."""
+
+_PREAMBLE = struct.Struct("<4sHHIIQQ")  # magic, version, 0, header bytes, 0, payload bytes, check
+_CHECKED_BYTES = _PREAMBLE.size - 8
+_TAIL = re.compile(rb',"xxh3":"([0-9a-f]{16})"\}\Z')
+
+
+def checksum(*parts: Buffer) -> str:
+    """XXH3-64 of the parts as if joined, as 16 hex digits."""
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def digest(*parts: Buffer) -> str:
+    """XXH3-128 of the parts as if joined, as 32 hex digits."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """The one JSON text of `value`: sorted keys, no spaces, ASCII, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def seal_record(value: Mapping[str, Any]) -> bytes:
+    """`value` as a record."""
+    if not value or "xxh3" in value:
+        raise InternalError("a record has at least one member, and none named `xxh3`")
+    body = canonical(value)
+    return body[:-1] + b',"xxh3":"' + checksum(body).encode() + b'"}'
+
+
+def open_record(data: Buffer, *, kind: str) -> dict[str, Any]:
+    """The members of a record of this kind, checked."""
+    raw = bytes(data)
+    tail = _TAIL.search(raw)
+    if tail is None or checksum(body := raw[: tail.start()] + b"}") != tail[1].decode():
+        raise CorruptUpdate(f"a {kind} record of {len(raw)} bytes fails its checksum", check="checksum")
+    value = parse_json(body)
+    if value.get("kind") != kind:
+        raise CorruptUpdate(f"a record is of kind {value.get('kind')!r}, not {kind!r}", check="kind")
+    return value
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A checked header, and the payload where it lies."""
+
+    header: dict[str, Any]
+    payload: memoryview
+
+
+def seal_frame(header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> list[memoryview]:
+    """A frame as buffers to be written as one object; the payload is not copied."""
+    parts = [part for part in pieces(list(payload)) if len(part)]
+    text = canonical({**header, "xxh3": checksum(*parts)})
+    text += b" " * (-(_PREAMBLE.size + len(text)) % ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise InternalError(f"a header of {len(text)} bytes is over the limit of {MAX_HEADER_BYTES}")
+    front = _PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0, sum(map(len, parts)), 0)[:_CHECKED_BYTES]
+    check = xxhash.xxh3_64_intdigest(front + text)
+    return [memoryview(front + struct.pack("<Q", check) + text), *parts]
+
+
+def open_frame(data: Buffer, *, kind: str) -> Frame:
+    """A frame of this kind with every byte checked."""
+    view = memoryview(data).cast("B")
+    if len(view) < _PREAMBLE.size:
+        raise CorruptUpdate(f"a {kind} of {len(view)} bytes is too short", check="length")
+    magic, version, zero, header_bytes, zero_too, payload_bytes, check = _PREAMBLE.unpack(view[: _PREAMBLE.size])
+    if (magic, version, zero, zero_too) != (MAGIC, VERSION, 0, 0) or header_bytes > MAX_HEADER_BYTES:
+        raise CorruptUpdate(f"not a {kind} of format version {VERSION}", check="preamble")
+    start = _PREAMBLE.size + header_bytes
+    if len(view) != start + payload_bytes:
+        raise CorruptUpdate(f"a {kind} has {len(view)} bytes, not {start + payload_bytes}", check="length")
+    text = bytes(view[_PREAMBLE.size : start])
+    if xxhash.xxh3_64_intdigest(bytes(view[:_CHECKED_BYTES]) + text) != check:
+        raise CorruptUpdate(f"the header of a {kind} fails its checksum", check="checksum")
+    header = parse_json(text)
+    if header.get("kind") != kind:
+        raise CorruptUpdate(f"a frame is of kind {header.get('kind')!r}, not {kind!r}", check="kind")
+    if checksum(payload := view[start:]) != header.get("xxh3"):
+        raise CorruptUpdate(f"the payload of a {kind} fails its checksum", check="checksum")
+    return Frame(header, payload)
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """A JSON object, or `CorruptUpdate`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise CorruptUpdate(f"not JSON: {exc}", check="json") from exc
+    if not isinstance(value, dict):
+        raise CorruptUpdate("not a JSON object", check="json")
+    return value
