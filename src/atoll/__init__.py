@@ -1,5 +1,63 @@
-"""Atoll trains one model on many machines that cannot reach each other; they meet in an object store."""
+"""Atoll trains one model on many machines that cannot reach each other; they meet in an object store.
+
+The public names below are loaded when they are first used: `import atoll` itself loads nothing heavy.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.context import ReplicaContext as ReplicaContext
+    from atoll.context import current as current
+    from atoll.errors import AtollError as AtollError
+    from atoll.handle import RunHandle as RunHandle
+    from atoll.registry import open_store as open_store
+    from atoll.result import ReplicaOutcome as ReplicaOutcome
+    from atoll.result import RunResult as RunResult
+    from atoll.run import Run as Run
+    from atoll.run import attach as attach
+    from atoll.run import launch as launch
+    from atoll.run import prepare as prepare
+    from atoll.spec import Placement as Placement
+    from atoll.spec import RunSpec as RunSpec
+    from atoll.spec import Task as Task
+    from atoll.status import ReplicaState as ReplicaState
+    from atoll.status import ReplicaStatus as ReplicaStatus
+    from atoll.status import RunStatus as RunStatus
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "AtollError": "atoll.errors",
+    "Placement": "atoll.spec",
+    "ReplicaContext": "atoll.context",
+    "ReplicaOutcome": "atoll.result",
+    "ReplicaState": "atoll.status",
+    "ReplicaStatus": "atoll.status",
+    "Run": "atoll.run",
+    "RunHandle": "atoll.handle",
+    "RunResult": "atoll.result",
+    "RunSpec": "atoll.spec",
+    "RunStatus": "atoll.status",
+    "Task": "atoll.spec",
+    "attach": "atoll.run",
+    "current": "atoll.context",
+    "launch": "atoll.run",
+    "open_store": "atoll.registry",
+    "prepare": "atoll.run",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module `atoll` has no attribute `{name}`")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -33,7 +33,6 @@ class RunContext:
 
     run_id: str
     store_uri: str
-    rank_env: str = RANK
 
     def environment(self, world_size: int) -> dict[str, str]:
         """The variables that are the same for every replica."""
@@ -44,9 +43,10 @@ class RunContext:
             WORLD_SIZE: str(world_size),
         }
 
-    def rank_environment(self, rank: int) -> dict[str, str]:
-        """The variables that only this rank gets."""
-        return {RANK: str(rank), self.rank_env: str(rank)}
+
+def rank_environment(rank: int, rank_env: str = RANK) -> dict[str, str]:
+    """The variables that only this rank gets."""
+    return {RANK: str(rank), rank_env: str(rank)}
 
 
 @dataclass(frozen=True)

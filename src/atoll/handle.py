@@ -22,7 +22,7 @@ class RunHandle:
     replicas: int
 
     def __str__(self) -> str:
-        scope, native = quote(self.scope, safe=""), quote(self.native_id, safe="")
+        scope, native = quote(self.scope, safe=""), quote(self.native_id, safe="/")
         return f"{self.executor.replace('_', '-')}://{scope}/{native}?replicas={self.replicas}"
 
     @classmethod

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from atoll.context import RESERVED
+from atoll.context import RANK, RESERVED
 from atoll.entry import Entry
 from atoll.errors import InvalidSpec, UnknownName
 from atoll.gpu import Gpu
@@ -87,6 +87,8 @@ class Placement:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Variable name -> reference such as `env:HF_TOKEN`; never the value."""
+    rank_env: str = RANK
+    """A further variable that tells a replica its rank, for code that expects another name."""
 
     def __post_init__(self) -> None:
         if isinstance(self.gpu, str):
@@ -209,6 +211,8 @@ def _placement_problems(p: Placement) -> Iterator[str]:
         yield _problem("max_restarts", p.max_restarts, "a whole number, 0 or more")
     if p.image is not None and (not isinstance(p.image, str) or not p.image.strip() or p.image != p.image.strip()):
         yield _problem("image", p.image, "a non-empty image name")
+    if not isinstance(p.rank_env, str) or not _ENV_NAME.match(p.rank_env) or p.rank_env in RESERVED[1:]:
+        yield _problem("rank_env", p.rank_env, "a variable name that Atoll does not use for something else")
     yield from _environment_problems(p)
 
 
@@ -221,7 +225,7 @@ def _environment_problems(p: Placement) -> Iterator[str]:
             where = f"{field_name}.{name}"
             if not isinstance(name, str) or not _ENV_NAME.match(name):
                 yield f"{where}: a variable name is letters, digits and `_`, not starting with a digit"
-            elif name in RESERVED:
+            elif name in RESERVED or name == p.rank_env:
                 yield f"{where}: this variable is set by Atoll"
             elif not isinstance(value, str) or "\0" in value:
                 yield f"{where}: the value is a text without NUL"

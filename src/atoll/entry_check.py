@@ -1,0 +1,95 @@
+"""A look at the user's source, without running it, so that a wrong name or argument is found before anything starts."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from atoll.entry import Entry
+from atoll.errors import InvalidSpec, did_you_mean
+from atoll.spec import Task
+
+
+def check(task: Task, root: str) -> None:
+    """Raise `InvalidSpec` if the entry point cannot be there, or its arguments cannot fit. Silent when unsure."""
+    entry = Entry.parse(task.entry)
+    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", root)
+    if path is None:
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`"])
+    if not os.path.isfile(path):
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`"])
+    if entry.function is None or not path.endswith(".py"):
+        return
+    try:
+        tree = ast.parse(Path(path).read_bytes(), path)
+    except SyntaxError as exc:
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: {path}:{exc.lineno}: {exc.msg}"]) from exc
+    problems = [f"entry=`{task.entry}`: {text}" for text in _problems(tree, entry.function, task)]
+    if problems:
+        raise InvalidSpec("task", problems)
+
+
+def _find(module: str, root: str) -> str | None:
+    """The file of a module, found without importing anything."""
+    places: list[str] | None = [root, *sys.path]
+    origin = None
+    for depth, _ in enumerate(parts := module.split(".")):
+        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), places)
+        if spec is None:
+            return None
+        origin, places = spec.origin, list(spec.submodule_search_locations or [])
+    return origin
+
+
+def _problems(tree: ast.Module, function: str, task: Task) -> Iterator[str]:
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if function in defined:
+        yield from _argument_problems(defined[function], task)
+    elif not _may_define(tree, function):
+        yield f"no function `{function}` there{did_you_mean(function, list(defined))}"
+
+
+def _may_define(tree: ast.Module, name: str) -> bool:
+    """Whether the module could have the name in a way we cannot see: assignment, import, class, star, condition."""
+    simple = (ast.FunctionDef, ast.Expr)
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+            if name in names or "*" in names:
+                return True
+        elif not isinstance(node, simple) and any(_names(inner, name) for inner in ast.walk(node)):
+            return True
+    return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == name
+    return getattr(node, "name", None) == name
+
+
+def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
+    if function.decorator_list:
+        return  # a decorator may change the signature
+    spec = function.args
+    named = [a.arg for a in spec.posonlyargs + spec.args]
+    context = named[:1] if named and named[0] not in task.args and _may_be_context(spec) else []
+    accepted = set(named[len(context) :]) | {a.arg for a in spec.kwonlyargs}
+    if spec.kwarg is None:
+        for name in task.args:
+            if name not in accepted:
+                yield f"`{function.name}` takes no argument `{name}`{did_you_mean(name, sorted(accepted))}"
+    with_default = set(named[len(named) - len(spec.defaults) :]) if spec.defaults else set()
+    with_default |= {a.arg for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
+    for name in sorted(accepted - with_default - set(task.args)):
+        yield f"`{function.name}` needs an argument `{name}`"
+
+
+def _may_be_context(spec: ast.arguments) -> bool:
+    first = (spec.posonlyargs + spec.args)[0]
+    annotation = ast.unparse(first.annotation) if first.annotation else ""
+    return first.arg in ("ctx", "context") or annotation.strip("'\"").endswith("ReplicaContext")

@@ -1,0 +1,227 @@
+"""LocalExecutor: replicas are process groups on this machine, looked after by a shepherd that outlives the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from atoll._time import SYSTEM_CLOCK, Clock, Deadline
+from atoll.context import RESERVED, RunContext
+from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, SubmitError, Unsupported
+from atoll.executors.base import Capabilities, Check, Plan, Stray
+from atoll.executors.local import gpus
+from atoll.executors.local.request import CAPABILITIES, local_request, local_status
+from atoll.executors.local.tail import follow_lines, last_lines, lines
+from atoll.handle import RunHandle
+from atoll.home import home
+from atoll.replica import processes
+from atoll.replica.spool import Spool, read_json
+from atoll.spec import Placement
+from atoll.status import RunStatus
+
+_READY_S = 60.0
+_STOP_S = 150.0
+"""Beyond the grace: what the scribe may need to store the last words."""
+_POLL_S = 0.01
+
+
+class LocalExecutor:
+    """Runs replicas on this machine. `root` is where their spools are; by default below `ATOLL_HOME`."""
+
+    name: ClassVar[str] = "local"
+    capabilities: ClassVar[Capabilities] = CAPABILITIES
+
+    def __init__(
+        self,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        devices: Callable[[], Sequence[gpus.Device]] = gpus.present,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._root = Path(root).absolute() if root is not None else home() / "local"
+        self._devices = devices
+        self._clock = clock
+
+    def plan(self, context: RunContext, placement: Placement) -> Plan:
+        request, problems = local_request(context, placement, self._root, self._devices)
+        if problems:
+            raise Unsupported(self.name, context.run_id, problems)
+        return Plan(self.name, context.run_id, placement.replicas, request)
+
+    def submit(self, plan: Plan) -> RunHandle:
+        spool = Spool(plan.request["label"])
+        handle = _handle(spool, plan.replicas)
+        secrets = _resolve(plan.request["secrets"])
+        _write_once(spool, plan)
+        if spool.status.exists() or spool.holder() is not None:
+            return handle
+        self._start_shepherd(plan, spool, secrets)
+        return handle
+
+    def status(self, handle: RunHandle) -> RunStatus:
+        spool = self._spool(handle)
+        if not spool.plan.exists():
+            return RunStatus.lost(handle.replicas, f"this machine has no run `{handle.native_id}` any more")
+        # In this order: a shepherd that ends between the two reads has written its last word before.
+        shepherd_lives = spool.holder() is not None
+        cancel_asked = spool.cancel.exists()
+        rows = read_json(spool.status)
+        return local_status(handle.replicas, rows, shepherd_lives=shepherd_lives, cancel_asked=cancel_asked)
+
+    def cancel(self, handle: RunHandle) -> None:
+        spool = self._spool(handle)
+        if spool.plan.exists():
+            spool.cancel.touch()
+            self._await_shepherd(spool)
+        if left := processes.kill_all(str(spool.root)):
+            raise BackendError(
+                f"cannot end processes {left} of run `{handle.native_id}`", executor=self.name, operation="cancel"
+            )
+
+    def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
+        spool = self._spool(handle)
+        if not spool.plan.exists() or not 0 <= rank < handle.replicas:
+            raise RunNotFound(
+                f"this machine has no log of rank {rank} of run `{handle.native_id}`",
+                executor=self.name,
+                operation="logs",
+            )
+        attempts = spool.attempts(rank)
+        if not follow:
+            path = spool.attempt(rank, attempts[-1]).log if attempts else None
+            return iter(()) if path is None else iter(last_lines(path, tail)) if tail is not None else lines(path)
+        return follow_lines(
+            lambda number: spool.attempt(rank, number).log,
+            first=attempts[-1] if attempts else 0,
+            tail=tail,
+            current=lambda: self.status(handle).replicas[rank],
+            clock=self._clock,
+        )
+
+    def strays(self) -> list[Stray]:
+        """Processes on this machine whose label is a run of ours without a living shepherd."""
+        found = []
+        for pid, label in processes.labelled():
+            spool = Spool(label)
+            if spool.root.parent == self._root and spool.holder() is None and not processes.is_dead(pid):
+                replicas = len((read_json(spool.plan) or {}).get("ranks", [0]))
+                found.append(
+                    Stray(_handle(spool, replicas), str(pid), f"process {pid} of a run whose shepherd is gone")
+                )
+        return found
+
+    def diagnose(self) -> list[Check]:
+        devices = self._devices()
+        linux = sys.platform == "linux"
+        return [
+            Check("platform", linux, sys.platform, "" if linux else "local runs need Linux"),
+            _writable(self._root),
+            Check("gpus", True, ", ".join(f"{d.name} ({d.uuid})" for d in devices) or "none; only `gpu` needs one"),
+            Check("cores", True, f"{len(os.sched_getaffinity(0))} usable"),
+        ]
+
+    def _spool(self, handle: RunHandle) -> Spool:
+        here = socket.gethostname()
+        if handle.scope != here:
+            raise BackendError(
+                f"run `{handle.native_id}` is on machine `{handle.scope}`, and this is `{here}`",
+                executor=self.name,
+                hint="ask there, or read its logs and results from the store: `--store URI`",
+            )
+        return Spool(f"/{handle.native_id}")
+
+    def _start_shepherd(self, plan: Plan, spool: Spool, secrets: Mapping[str, str]) -> None:
+        """Start it and wait until it has the run in hand. It leaves our session by itself."""
+        inherited = {name: value for name, value in os.environ.items() if name not in RESERVED}
+        environment = {**inherited, **plan.request["environment"], **secrets}
+        ready_read, ready_write = os.pipe()
+        with open(ready_read, "rb") as ready, open(spool.diary, "ab") as diary:
+            try:
+                process = subprocess.Popen(
+                    [*plan.request["command"], str(ready_write)],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=diary,
+                    stderr=diary,
+                    pass_fds=[ready_write],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(ready_write)
+            answer = ready.read(3)
+            process.wait(_READY_S)
+        if answer != b"ok\n":
+            left = [f"process {pid}" for pid in processes.kill_all(str(spool.root))]
+            words = " / ".join(last_lines(spool.diary, 3))
+            raise SubmitError(f"the shepherd of run `{plan.run_id}` did not start: {words}", left_running=left)
+
+    def _await_shepherd(self, spool: Spool) -> None:
+        """Nudge the shepherd until it is gone; it ends every replica within their grace."""
+        deadline = Deadline(float(read_json(spool.plan)["grace_s"]) + _STOP_S, self._clock)
+        nudge = Deadline(0.0, self._clock)
+        while (holder := spool.holder()) is not None:
+            if deadline.is_past:
+                os.kill(holder, signal.SIGKILL)  # the leash takes every replica along
+            elif nudge.is_past:
+                os.kill(holder, signal.SIGUSR1)
+                nudge = Deadline(1.0, self._clock)
+            self._clock.sleep(_POLL_S)
+
+
+def _handle(spool: Spool, replicas: int) -> RunHandle:
+    """The handle holds the whole path, so it works whatever ATOLL_HOME is when it is used."""
+    return RunHandle(LocalExecutor.name, socket.gethostname(), str(spool.root).removeprefix("/"), replicas)
+
+
+def _write_once(spool: Spool, plan: Plan) -> None:
+    """Put the plan in the spool; the first one counts, and another one is a conflict."""
+    spool.root.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(plan.request, ensure_ascii=False, sort_keys=True)
+    fresh = spool.root / f".plan.{os.getpid()}.{os.urandom(4).hex()}"
+    fresh.write_text(text, encoding="utf-8")
+    try:
+        os.link(fresh, spool.plan)
+    except FileExistsError:
+        present = read_json(spool.plan)
+        wanted = json.loads(text)
+        differing = [name for name in sorted(wanted) if present.get(name) != wanted[name]]
+        if differing:
+            raise Conflict(
+                plan.run_id, [f"{n}: there `{present.get(n)}`, here `{wanted[n]}`" for n in differing]
+            ) from None
+    finally:
+        fresh.unlink()
+
+
+def _resolve(references: Mapping[str, str]) -> dict[str, str]:
+    """The values of secrets, straight into the environment of the replicas and nowhere else."""
+    values, problems = {}, []
+    for name, reference in references.items():
+        scheme, _, where = reference.partition(":")
+        try:
+            values[name] = os.environ[where] if scheme == "env" else Path(where).read_text(encoding="utf-8").strip()
+        except KeyError:
+            problems.append(f"secrets.{name}=`{reference}`: there is no variable `{where}` here")
+        except OSError as exc:
+            problems.append(f"secrets.{name}=`{reference}`: {exc.strerror}")
+    if problems:
+        raise InvalidSpec("secrets", problems)
+    return values
+
+
+def _writable(root: Path) -> Check:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        return Check("spools", False, f"{root}: {exc.strerror}", "set ATOLL_HOME to a folder you can write to")
+    return Check("spools", True, str(root))

@@ -1,0 +1,95 @@
+"""Lines of a log file: all of them, the last few, or as they come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from atoll._time import Clock
+from atoll.status import ReplicaStatus
+
+_BLOCK = 1 << 16
+_PAUSE_S = 0.1
+
+
+def lines(path: Path, start: int = 0) -> Iterator[str]:
+    """Every line from byte `start` on; an unfinished last line counts."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115  closed below, when the caller has read enough
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(start)
+        for line in file:
+            yield _text(line)
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines, read from the end: a log may be larger than memory."""
+    try:
+        return list(lines(path, _start_of_last(path, count)))
+    except FileNotFoundError:
+        return []
+
+
+def follow_lines(
+    log_of: Callable[[int], Path], *, first: int, tail: int | None, current: Callable[[], ReplicaStatus], clock: Clock
+) -> Iterator[str]:
+    """Lines as they come, over restarts, until the replica is over and everything was read."""
+    number, partial = first, b""
+    path = log_of(number)
+    offset = _start_of_last(path, tail) if tail is not None and path.exists() else 0
+    while True:
+        status = current()  # before reading: what is written after this is read next time round
+        block = _read(path, offset)
+        while block:
+            offset += len(block)
+            *whole, partial = (partial + block).split(b"\n")
+            yield from map(_text, whole)
+            block = _read(path, offset)
+        moved_on = status.attempt > number
+        if moved_on or status.state.is_terminal:
+            if partial:
+                yield _text(partial)
+            if not moved_on:
+                return
+            number, partial, offset = number + 1, b"", 0
+            path = log_of(number)
+        else:
+            clock.sleep(_PAUSE_S)
+
+
+def _read(path: Path, offset: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(_BLOCK)
+    except FileNotFoundError:
+        return b""
+
+
+def _start_of_last(path: Path, count: int) -> int:
+    """The byte where the last `count` lines begin."""
+    with open(path, "rb") as file:
+        end = position = file.seek(0, os.SEEK_END)
+        if count <= 0:
+            return end
+        found = 0
+        while position > 0:
+            step = min(_BLOCK, position)
+            position -= step
+            file.seek(position)
+            block = file.read(step)
+            # A line end at the very end of the file closes the last line and begins no new one.
+            stop = len(block) - 1 if position + step == end and block.endswith(b"\n") else len(block)
+            while (at := block.rfind(b"\n", 0, stop)) >= 0:
+                found += 1
+                if found == count:
+                    return position + at + 1
+                stop = at
+        return 0
+
+
+def _text(line: bytes) -> str:
+    return line.rstrip(b"\n").removesuffix(b"\r").decode("utf-8", "backslashreplace")

@@ -1,0 +1,113 @@
+"""The journal of a launch, in the store: what is to run, the intent to start it, and the handle once it runs.
+
+    run.json ──> launch/intent.json ──> (submit) ──> launch/handle.json
+
+Each is created once and never changed, so a second launcher with the same run id sees how far the first one came and
+goes on from there. Submitting again is safe because executors adopt what already exists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from atoll.errors import Conflict, KeyExists, KeyNotFound, RunNotFound
+from atoll.handle import RunHandle
+from atoll.rounds import keys
+from atoll.rounds.keys import RunKeys
+from atoll.spec import RunSpec
+from atoll.stores.base import Store
+
+FORMAT = 1
+
+
+def record_run(store: Store, spec: RunSpec, *, executor: str) -> bool:
+    """Create `run.json`. False if the very same run is there already; `Conflict` if another one is."""
+    record = {"format": FORMAT, "spec": spec.to_json(), "executor": executor}
+    store.put(keys.index_key(spec.run_id), b"")  # first, so that a run is never there unlisted
+    try:
+        store.create(RunKeys(spec.run_id).run(), _encode({**record, "created_at": time.time()}))
+    except KeyExists:
+        present = read_run(store, spec.run_id)
+        differences = list(_differences({k: present[k] for k in ("executor", "spec")}, _plain(record)))
+        if differences:
+            raise Conflict(spec.run_id, differences) from None
+        return False
+    return True
+
+
+def read_run(store: Store, run_id: str) -> dict[str, Any]:
+    """The record of a run; `RunNotFound` if the store has none."""
+    try:
+        return _decode(store.get(RunKeys(run_id).run()))
+    except KeyNotFound as exc:
+        raise RunNotFound(
+            f"no run `{run_id}` in {store.uri}", hint=f"`atoll ps --store {store.uri}` lists what is there"
+        ) from exc
+
+
+def record_intent(store: Store, run_id: str, request_digest: str) -> None:
+    """Say that a submit is about to happen. A second launcher finds the first one's word, which is as good."""
+    intent = {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "request_sha256": request_digest}
+    try:
+        store.create(RunKeys(run_id).intent(), _encode(intent))
+    except KeyExists:
+        pass
+
+
+def record_handle(store: Store, run_id: str, handle: RunHandle) -> RunHandle:
+    """Make the handle known. Returns the one that counts: the first that was recorded."""
+    try:
+        store.create(RunKeys(run_id).handle(), _encode({"handle": str(handle), "at": time.time()}))
+    except KeyExists:
+        return read_handle(store, run_id) or handle
+    return handle
+
+
+def read_handle(store: Store, run_id: str) -> RunHandle | None:
+    """The handle, or None if no submit has finished yet."""
+    try:
+        return RunHandle.parse(_decode(store.get(RunKeys(run_id).handle()))["handle"])
+    except KeyNotFound:
+        return None
+
+
+def run_ids(store: Store) -> Iterator[str]:
+    """Every run of the store."""
+    from urllib.parse import unquote
+
+    for key in store.list(keys.index_prefix()):
+        part = key.removeprefix(keys.index_prefix())
+        yield unquote(part[1:]) if part.startswith("%") else part
+
+
+def _differences(present: Any, wanted: Any, where: str = "") -> Iterator[str]:
+    """One line for each place where the two records differ."""
+    if isinstance(present, Mapping) and isinstance(wanted, Mapping):
+        for name in sorted({*present, *wanted}):
+            if name == "format":
+                continue
+            yield from _differences(present.get(name), wanted.get(name), f"{where}.{name}")
+    elif present != wanted:
+        yield f"{where.removeprefix('.spec').removeprefix('.')}: there `{_short(present)}`, here `{_short(wanted)}`"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 100 else text[:97] + "…"
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+
+
+def _decode(data: Any) -> dict[str, Any]:
+    return json.loads(bytes(data).decode("utf-8", "surrogatepass"))  # type: ignore[no-any-return]

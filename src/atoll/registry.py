@@ -1,0 +1,87 @@
+"""Names to adapters: built in, or added by third parties through entry points. Nothing is imported before it is used."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from atoll.errors import ConfigError, UnknownName
+
+if TYPE_CHECKING:
+    from atoll.executors.base import Executor
+    from atoll.stores.base import Store
+
+
+class Row(NamedTuple):
+    """Where an adapter lives, and which extra it needs."""
+
+    path: str
+    extra: str | None = None
+
+
+EXECUTORS: dict[str, Row] = {
+    "local": Row("atoll.executors.local.executor:LocalExecutor"),
+}
+
+STORES: dict[str, Row] = {
+    "memory": Row("atoll.stores.memory:MemoryStore"),
+    "file": Row("atoll.stores.file:FileStore"),
+}
+
+
+def executor(name: str, **settings: Any) -> Executor:
+    """The executor called `name`, built with `settings`; did-you-mean on a name or setting that does not exist."""
+    plain = name.replace("-", "_")
+    adapter = load("executor", plain)
+    try:
+        return adapter(**settings)  # type: ignore[no-any-return]
+    except TypeError as exc:
+        raise ConfigError(f"settings of executor `{name}`: {exc}") from exc
+
+
+def open_store(uri: str, **options: Any) -> Store:
+    """The store at `uri`: `memory://name`, `file:///path`, a plain path, `s3://bucket/prefix`, …"""
+    uri = store_uri(uri)
+    adapter = load("store", uri.partition("://")[0])
+    return adapter.from_uri(uri, **options)  # type: ignore[no-any-return]
+
+
+def store_uri(text: str) -> str:
+    """`text` as a full URI: a path without a scheme is a folder here."""
+    if not text or not isinstance(text, str):
+        raise ConfigError("a store is a URI or a path, such as `./runs` or `s3://bucket/prefix`")
+    if "://" in text:
+        return text.rstrip("/") if not text.endswith("://") else text
+    from urllib.parse import quote
+
+    return "file://" + quote(os.path.abspath(os.path.expanduser(text)))
+
+
+def known(kind: str) -> dict[str, Row]:
+    """Every adapter of a kind (`executor` or `store`), the built-in ones first."""
+    return {**_built_in(kind), **_plugins(kind)}
+
+
+def load(kind: str, name: str) -> Any:
+    """The adapter class; a plug-in that does not load says so when it is used, and never before."""
+    row = _built_in(kind).get(name) or _plugins(kind).get(name)
+    if row is None:
+        raise UnknownName(kind, name, sorted(known(kind)))
+    module, _, attribute = row.path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(f"{kind} `{name}` ({row.path}) does not load: {exc}") from exc
+
+
+def _built_in(kind: str) -> dict[str, Row]:
+    return EXECUTORS if kind == "executor" else STORES
+
+
+@cache
+def _plugins(kind: str) -> dict[str, Row]:
+    from importlib.metadata import entry_points
+
+    return {point.name: Row(point.value) for point in entry_points(group=f"atoll.{kind}s")}

@@ -1,0 +1,72 @@
+"""`python -m atoll.replica`: what runs inside a container, and on this machine.
+
+In a container it is one replica, described by environment variables or by the flags below. With `--spool FOLDER` it is
+the shepherd of a local run, started by the local executor.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from atoll.replica.spool import Spool
+
+
+def main(argv: list[str]) -> int:
+    """Be a shepherd until every rank has settled; in each forked replica, be that replica."""
+    if argv[:1] == ["--spool"]:
+        return _local(Spool(argv[1]), int(argv[2]))
+    return _container(argv)
+
+
+def _local(spool: Spool, ready: int) -> int:
+    """Leave the launcher's session, then look after the run. `ready` is told when the run is in safe hands."""
+    if os.fork() > 0:
+        os._exit(0)
+    os.setsid()
+    _write_diary(spool)
+
+    def tell_launcher() -> None:
+        os.write(ready, b"ok\n")
+        os.close(ready)
+
+    if not spool.hold() or spool.status.exists():
+        tell_launcher()  # somebody else has the run in hand, or it is over: there will be no twins
+        return 0
+    return _shepherd(spool, tell_launcher)
+
+
+def _shepherd(spool: Spool, on_ready: object = None, **options: object) -> int:
+    from atoll.replica.shepherd import Shepherd
+
+    shepherd = Shepherd(spool, **options)  # type: ignore[arg-type]
+    attempt = shepherd.run(on_ready=on_ready)
+    if attempt is None:
+        return shepherd.exit_code()
+    from atoll.replica import worker
+
+    return worker.run(attempt)
+
+
+def _container(argv: list[str]) -> int:
+    from atoll.errors import AtollError
+    from atoll.replica.container import prepare
+    from atoll.replica.fate import Asked
+
+    try:
+        spool = prepare(argv, os.environ)
+    except AtollError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return exc.exit_code
+    return _shepherd(spool, stop_means=Asked.PREEMPT)
+
+
+def _write_diary(spool: Spool) -> None:
+    diary = os.open(spool.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(diary, descriptor)
+    os.close(diary)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,85 @@
+"""Processes of a run, found in /proc by the label in their environment. Linux only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll.context import LABEL
+
+PROC = Path("/proc")
+
+
+def labelled() -> Iterator[tuple[int, str]]:
+    """Every living process with an Atoll label, and the label. Zombies and other people's processes are left out."""
+    mark = f"{LABEL}=".encode()
+    for entry in os.scandir(PROC):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            environment = Path(entry.path, "environ").read_bytes()
+        except OSError:
+            continue
+        for variable in environment.split(b"\0"):
+            if variable.startswith(mark) and not is_dead(int(entry.name)):
+                yield int(entry.name), os.fsdecode(variable[len(mark) :])
+                break
+
+
+def of_label(label: str, *, but: frozenset[int] = frozenset()) -> list[int]:
+    """Pids of the living processes that carry this label."""
+    return [pid for pid, found in labelled() if found == label and pid not in but]
+
+
+def is_dead(pid: int) -> bool:
+    """Whether the process is gone, or a zombie."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return True
+    return stat.rpartition(b")")[2].split()[0] in (b"Z", b"X", b"x")
+
+
+def kill_all(label: str, *, but: frozenset[int] = frozenset(), within_s: float = 10.0) -> list[int]:
+    """SIGKILL whatever carries the label until nothing does. Returns what is still there when time is up."""
+    deadline = time.monotonic() + within_s
+    while left := of_label(label, but=but | {os.getpid()}):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+    return []
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed in this control group for want of memory."""
+    for file in _memory_events():
+        try:
+            text = file.read_text()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+def _memory_events() -> Iterator[Path]:
+    try:
+        groups = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield Path("/sys/fs/cgroup" + path) / "memory.events"
+        elif controllers == "memory":
+            yield Path("/sys/fs/cgroup/memory" + path) / "memory.oom_control"

@@ -1,0 +1,282 @@
+"""The shepherd: starts replicas as process groups, and is there when they end.
+
+One shepherd looks after all ranks of a local run, or after the single rank of a container. It outlives whoever
+started it, has one thread, never touches the store (that is the scribe's work, in a process of its own), and so may
+fork at any time: replicas are forked from it, already warm, before any of the user's code is loaded.
+
+    start ──> running ──> ended ──> stored by the scribe ──> settled
+                ^                          │
+                └──── restart (attempt+1) ─┘
+
+`run` returns None in the shepherd when every rank is settled, and an `Attempt` in each forked replica, so that user
+code runs at the bottom of the stack.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from atoll.context import ATTEMPT, SPOOL
+from atoll.replica import processes
+from atoll.replica.charge import Charge
+from atoll.replica.fate import Asked, Fate, fate_of
+from atoll.replica.leash import Leash
+from atoll.replica.scribe_link import ScribeLink
+from atoll.replica.spool import Attempt, Spool, read_json, write_json
+from atoll.status import Reason, ReplicaState
+
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_STORE_PATIENCE_S = 120.0
+
+
+class Shepherd:
+    """Runs the plan found in a spool."""
+
+    def __init__(self, spool: Spool, *, stop_means: Asked = Asked.CANCEL) -> None:
+        self._spool = spool
+        self._stop_means = stop_means
+        self._plan: dict[str, Any] = read_json(spool.plan)
+        self._host = socket.gethostname()
+        limits = {name: self._plan[name] for name in ("max_restarts", "timeout_s", "grace_s")}
+        first = self._plan.get("first_attempt", 0)
+        self._charges = [Charge(rank, **limits, attempt=first) for rank in self._plan["ranks"]]
+        self._leash = Leash()
+        self._wake_read, self._wake_write = os.pipe()
+        self._scribe = ScribeLink(spool, self._plan)
+        self._stop_asked = False
+        self._ooms = processes.oom_kills()
+
+    def run(self, *, on_ready: Any = None) -> Attempt | None:
+        """Look after every rank until it is settled."""
+        self._listen()
+        self._write_status()
+        if on_ready is not None:
+            on_ready()
+        if self._spool.cancel.exists():
+            self._stop_asked = True
+            self._stop_all()
+        for charge in self._charges:
+            if not charge.is_settled and (attempt := self._start(charge)):
+                return attempt
+        self._scribe.start(self._close_inherited)
+        for charge in self._charges:
+            self._scribe.tell("started", charge.rank, charge.attempt)
+        while not all(charge.is_settled for charge in self._charges):
+            self._write_status()
+            self._sleep()
+            if attempt := self._act():
+                return attempt
+        self._leave()
+        return None
+
+    def exit_code(self) -> int:
+        """For a container: the exit code of its single replica, or 1 if any of several did not succeed."""
+        codes = [charge.exit_code for charge in self._charges]
+        if len(codes) == 1 and codes[0] is not None:
+            return codes[0]
+        return 0 if all(charge.state is ReplicaState.SUCCEEDED for charge in self._charges) else 1
+
+    def _act(self) -> Attempt | None:
+        self._heed_signals()
+        self._reap()
+        self._hear_scribe()
+        now = time.monotonic()
+        for charge in self._charges:
+            if charge.kill_at is not None and now >= charge.kill_at:
+                self._signal(charge, signal.SIGKILL)
+                charge.kill_at = now + 5.0
+            elif charge.pid is not None and charge.asked is Asked.NOTHING and now >= (charge.limit_at or now):
+                self._stop(charge, Asked.TIMEOUT)
+            elif charge.start_at is not None and now >= charge.start_at and (attempt := self._start(charge)):
+                return attempt
+        return None
+
+    # ── starting ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, charge: Charge) -> Attempt | None:
+        """Fork the replica. Returns its attempt in the child, None in the shepherd."""
+        attempt = self._spool.attempt(charge.rank, charge.attempt)
+        attempt.root.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become_replica(charge, attempt)
+            return attempt
+        _set_group(pid)
+        charge.started(pid, time.monotonic(), time.time())
+        if charge.attempt > 0:
+            self._scribe.tell("started", charge.rank, charge.attempt)
+        return None
+
+    def _become_replica(self, charge: Charge, attempt: Attempt) -> None:
+        _set_group(0)
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._leash.attach()
+        self._close_inherited(leash=False)
+        self._scribe.close()
+        _redirect(attempt.log)
+        os.environ.update(self._plan["rank_environment"][str(charge.rank)])
+        os.environ[ATTEMPT] = str(charge.attempt)
+        os.environ[SPOOL] = str(attempt.root)
+
+    def _close_inherited(self, leash: bool = True) -> None:
+        """In a child: let go of what only the shepherd may hold."""
+        if leash:
+            self._leash.drop()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    # ── stopping ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stop(self, charge: Charge, asked: Asked) -> None:
+        charge.asked = asked
+        charge.kill_at = time.monotonic() + charge.grace_s
+        self._signal(charge, signal.SIGTERM)
+
+    def _stop_all(self) -> None:
+        asked = Asked.CANCEL if self._spool.cancel.exists() else self._stop_means
+        for charge in self._charges:
+            if charge.asked is not Asked.NOTHING:
+                continue  # already told; its grace must not begin anew
+            if charge.pid is not None:
+                self._stop(charge, asked)
+            elif charge.fate is not None:
+                charge.asked = asked  # already over: only keeps it from being restarted
+            elif not charge.is_settled:
+                charge.settle(Fate(ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled before it started", None))
+
+    def _signal(self, charge: Charge, number: signal.Signals) -> None:
+        assert charge.pid is not None
+        for send in (os.killpg, os.kill):
+            try:
+                send(charge.pid, number)
+                return
+            except ProcessLookupError:
+                continue
+
+    def _reap(self) -> None:
+        """Look at each process that ended; clear its group before its pid can be used again."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            charge = next((c for c in self._charges if c.pid == found.si_pid), None)
+            if charge is not None:
+                self._signal(charge, signal.SIGKILL)
+            _, wait_status = os.waitpid(found.si_pid, 0)
+            if charge is not None:
+                self._end(charge, wait_status)
+            elif found.si_pid == self._scribe.pid:
+                self._restart_scribe()
+
+    def _end(self, charge: Charge, wait_status: int) -> None:
+        attempt = self._spool.attempt(charge.rank, charge.attempt)
+        outcome = read_json(attempt.outcome)
+        ooms = processes.oom_kills()
+        fate = fate_of(wait_status, charge.asked, outcome, limit_s=charge.timeout_s, oom=ooms > self._ooms)
+        self._ooms = ooms
+        write_json(attempt.outcome, self._outcome(charge, fate, outcome))
+        charge.ended(fate, time.time())
+        self._scribe.tell("ended", charge.rank, charge.attempt, patience_s=_STORE_PATIENCE_S)
+
+    def _outcome(self, charge: Charge, fate: Fate, outcome: dict[str, Any] | None) -> dict[str, Any]:
+        """The replica's own record under our verdict; made up by us if it left none."""
+        known = outcome or {"error": None, "started_at": charge.started_at, "ended_at": time.time()}
+        return {
+            **known,
+            "rank": charge.rank,
+            "attempt": charge.attempt,
+            "state": fate.state,
+            "reason": fate.reason,
+            "message": fate.message,
+            "exit_code": fate.exit_code,
+            "host": self._host,
+        }
+
+    # ── listening ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _listen(self) -> None:
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, self._note_signal)
+
+    def _note_signal(self, number: int, _frame: Any) -> None:
+        if number not in (signal.SIGCHLD, signal.SIGHUP):
+            self._stop_asked = True
+
+    def _heed_signals(self) -> None:
+        try:
+            while os.read(self._wake_read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        if self._stop_asked:
+            self._stop_asked = False
+            self._stop_all()
+
+    def _hear_scribe(self) -> None:
+        for rank, trouble in self._scribe.heard():
+            charge = next(c for c in self._charges if c.rank == rank)
+            if charge.fate is not None:
+                charge.stored(time.monotonic(), trouble)
+
+    def _restart_scribe(self) -> None:
+        if not self._scribe.start(self._close_inherited):
+            return
+        for charge in self._charges:
+            if charge.pid is not None:
+                self._scribe.tell("started", charge.rank, charge.attempt)
+            elif charge.fate is not None:
+                self._scribe.tell("ended", charge.rank, charge.attempt, patience_s=_STORE_PATIENCE_S)
+
+    def _sleep(self) -> None:
+        wakes_at = min(self._scribe.patience_at, *(charge.wakes_at for charge in self._charges))
+        pause = max(0.0, min(60.0, wakes_at - time.monotonic()))
+        select.select([self._wake_read, *self._scribe.descriptors()], [], [], pause)
+
+    def _write_status(self) -> None:
+        write_json(self._spool.status, [charge.status(self._host) for charge in self._charges])
+
+    def _leave(self) -> None:
+        """Everything is settled. The last status is written when nothing else of the run is left."""
+        self._scribe.finish()
+        label = self._plan["label"]
+        if left := processes.kill_all(label, but=frozenset({os.getpid()})):
+            print(f"could not end processes {left} of {label}", file=sys.stderr, flush=True)
+        self._write_status()
+
+
+def _set_group(pid: int) -> None:
+    """Called on both sides of the fork, so that the group exists for whoever comes first."""
+    try:
+        os.setpgid(pid, 0)
+    except (PermissionError, ProcessLookupError):
+        pass
+
+
+def _redirect(log: Any) -> None:
+    """Send both outputs to one file, in order and from the first byte; read from nothing."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.close(nothing)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]

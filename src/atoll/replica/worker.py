@@ -1,0 +1,237 @@
+"""The replica itself: read `run.json`, find the code, call the entry point, leave an outcome whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.context import ReplicaContext
+from atoll.entry import Entry
+from atoll.errors import AtollError, ConfigError
+from atoll.replica.spool import Attempt, write_json
+from atoll.result import ErrorReport, ReplicaOutcome
+from atoll.spec import Task
+from atoll.status import Reason, ReplicaState
+
+_TERMINATED = 128 + signal.SIGTERM
+_current: ReplicaContext | None = None
+
+
+def current_context() -> ReplicaContext:
+    """The context of this process; `ConfigError` if it is not a replica."""
+    return _current or ReplicaContext.from_environment(os.environ)
+
+
+def run(attempt: Attempt) -> int:
+    """Be the replica that the environment describes. Returns the exit code; the outcome is in the spool by then."""
+    global _current
+    started_at = time.time()
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        context = ReplicaContext.from_environment(os.environ)
+        task = _read_task(context)
+        _current = ReplicaContext.from_environment(os.environ, task.args)
+        value = _perform(task, _current)
+        report = _success(value, attempt)
+    except BaseException as exc:  # noqa: BLE001  whatever it was, it is recorded
+        report = _failure(exc)
+    finally:
+        # The verdict is being written: a late request to stop must not tear it up.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _leave(report, attempt, started_at)
+    return int(report["exit_code"])
+
+
+def _read_task(context: ReplicaContext) -> Task:
+    from atoll.rounds.keys import RunKeys
+
+    record = json.loads(bytes(context.store.get(RunKeys(context.run_id).run())))
+    return Task.from_json(record["spec"]["task"])
+
+
+def _perform(task: Task, context: ReplicaContext) -> Any:
+    root = _code_root(task, context)
+    entry = Entry.parse(task.entry)
+    sys.argv = [entry.script or f"{entry.module}", *task.argv]
+    if entry.script is not None:
+        path = os.path.join(root, entry.script)
+        sys.path.insert(0, os.path.dirname(path))
+        if entry.function is None:
+            return _run_script(path)
+        return _call(_function_of_script(path, entry.function), context, task.args)
+    import importlib
+
+    module = importlib.import_module(entry.module or "")
+    return _call(_attribute(module, entry), context, task.args)
+
+
+def _code_root(task: Task, context: ReplicaContext) -> str:
+    """Go to the folder with the user's code, and make it importable."""
+    if task.code.kind == "bundle":
+        from atoll.workspace import fetch_and_unpack
+
+        assert context.spool is not None and task.code.digest is not None
+        shelf = Path(context.spool).parents[1] / "code"
+        root = str(fetch_and_unpack(context.store, task.code.digest, shelf / task.code.digest))
+    else:
+        root = task.code.root or os.getcwd()
+    os.chdir(root)
+    sys.path.insert(0, root)
+    return root
+
+
+def _run_script(path: str) -> None:
+    import runpy
+
+    runpy.run_path(path, run_name="__main__")
+
+
+def _function_of_script(path: str, function: str) -> Callable[..., Any]:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name = Path(path).stem
+    if name in sys.modules or not name.isidentifier():
+        name = "__atoll_main__"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"cannot load `{path}`")
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return _attribute(module, Entry(None, path, function))
+
+
+def _attribute(module: Any, entry: Entry) -> Callable[..., Any]:
+    found = getattr(module, entry.function or "", None)
+    if not callable(found):
+        from atoll.errors import did_you_mean
+
+        meant = did_you_mean(entry.function or "", [n for n in vars(module) if not n.startswith("_")])
+        raise ConfigError(f"`{entry.module or entry.script}` has no function `{entry.function}`{meant}")
+    return found  # type: ignore[no-any-return]
+
+
+def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[str, Any]) -> Any:
+    """Call with the context first if the function asks for it, and with every argument by name."""
+    from inspect import Parameter, signature
+
+    parameters = list(signature(function).parameters.values())
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    first = parameters[0] if parameters and parameters[0].kind in positional else None
+    wants_context = first is not None and first.name not in args and _is_context(first.name, first.annotation)
+    leading = (context,) if wants_context else ()
+    try:
+        signature(function).bind(*leading, **args)
+    except TypeError as exc:
+        raise ConfigError(f"arguments do not fit `{function.__name__}{signature(function)}`: {exc}") from exc
+    return function(*leading, **args)
+
+
+def _is_context(name: str, annotation: Any) -> bool:
+    return name in ("ctx", "context") or annotation is ReplicaContext or str(annotation).endswith("ReplicaContext")
+
+
+def _success(value: Any, attempt: Attempt) -> dict[str, Any]:
+    try:
+        with open(attempt.result, "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False, default=_plain_number)
+    except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as exc:
+        attempt.result.unlink(missing_ok=True)
+        shown = repr(value)[:200]
+        message = f"the entry point returned something that is not JSON: {exc}; it was {shown}"
+        return {"state": "failed", "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
+    return {"state": "succeeded", "reason": Reason.OK, "message": "", "exit_code": 0}
+
+
+def _plain_number(value: Any) -> Any:
+    """Numbers of numpy and torch are numbers."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"a `{type(value).__name__}` is not JSON")
+
+
+def _failure(exc: BaseException) -> dict[str, Any]:
+    if isinstance(exc, SystemExit):
+        return _exit(exc)
+    reason = Reason.OOM if isinstance(exc, MemoryError) else Reason.USER_ERROR
+    name = type(exc).__qualname__
+    module = type(exc).__module__
+    error = ErrorReport(name if module == "builtins" else f"{module}.{name}", _text(exc), _traceback(exc))
+    print(error.traceback, file=sys.stderr, flush=True)
+    return {
+        "state": "failed",
+        "reason": reason,
+        "message": f"{name}: {error.message}".strip(": "),
+        "exit_code": exc.exit_code if isinstance(exc, AtollError) else 1,
+        "error": error,
+    }
+
+
+def _exit(exc: SystemExit) -> dict[str, Any]:
+    if exc.code is None or exc.code == 0:
+        return {"state": "succeeded", "reason": Reason.OK, "message": "", "exit_code": 0}
+    if isinstance(exc.code, int):
+        message = "stopped by SIGTERM" if exc.code == _TERMINATED else f"sys.exit({exc.code})"
+        error = ErrorReport("SystemExit", message, _traceback(exc))
+        return {
+            "state": "failed",
+            "reason": Reason.USER_ERROR,
+            "message": message,
+            "exit_code": exc.code & 0xFF or 1,
+            "error": error,
+        }
+    print(exc.code, file=sys.stderr, flush=True)
+    return {"state": "failed", "reason": Reason.USER_ERROR, "message": str(exc.code)[:2000], "exit_code": 1}
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return str(exc)[:10_000]
+    except Exception as inner:  # noqa: BLE001  a broken __str__ must not hide the failure
+        return f"<no text: {type(inner).__name__}>"
+
+
+def _traceback(exc: BaseException) -> str:
+    """The traceback as the user would see it in their own script: our frames are left out."""
+    import traceback
+
+    frames = exc.__traceback__
+    ours = ("atoll/replica/", "importlib/", "<frozen ")
+    while frames is not None and frames.tb_next is not None:
+        if not any(mark in frames.tb_frame.f_code.co_filename for mark in ours):
+            break
+        frames = frames.tb_next
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, frames))[-100_000:]
+    except Exception:  # noqa: BLE001  a broken __str__ or a lack of memory must not hide the failure
+        return f"{type(exc).__name__} (its traceback cannot be shown)"
+
+
+def _leave(report: dict[str, Any], attempt: Attempt, started_at: float) -> None:
+    import socket
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    outcome = ReplicaOutcome(
+        rank=int(os.environ.get("REPLICA_RANK", "0")),
+        attempt=int(os.environ.get("ATOLL_ATTEMPT", "0")),
+        state=ReplicaState(report.pop("state")),
+        started_at=started_at,
+        ended_at=time.time(),
+        host=socket.gethostname(),
+        **report,
+    )
+    write_json(attempt.outcome, outcome.to_json())
+
+
+def _terminate(_signal: int, _frame: Any) -> None:
+    raise SystemExit(_TERMINATED)

@@ -1,0 +1,254 @@
+"""What the user holds: `launch` starts a run, `attach` finds one again, `Run` is the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from atoll import entry_check, index, journal, registry, stored_logs
+from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.context import RunContext
+from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
+from atoll.executors.base import Executor, Plan
+from atoll.handle import RunHandle
+from atoll.home import default_store
+from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
+from atoll.spec import Code, RunSpec
+from atoll.status import Reason, ReplicaState, RunStatus
+from atoll.stores.base import Store
+from atoll.wait import OnDeadline, wait
+from atoll.witness import Witness
+
+
+def launch(
+    entry: str | Callable[..., Any],
+    *,
+    replicas: int = 1,
+    on: str | Executor = "local",
+    store: str | None = None,
+    args: Mapping[str, Any] | None = None,
+    argv: Sequence[str] = (),
+    run_id: str | None = None,
+    workspace: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **placement: Any,
+) -> Run:
+    """Start `replicas` of `entry` and return at once; they go on without this process.
+
+    `run_id` is an idempotency key: the same id with the same content gives the run that exists, with other content
+    it raises `Conflict`. `placement` takes `gpu`, `image`, `timeout_s`, `grace_s`, `max_restarts`, `env`, `secrets`,
+    `cpus`, `memory_gib` and `rank_env`. `settings` are the executor's own.
+    """
+    draft = prepare(
+        entry,
+        replicas=replicas,
+        on=on,
+        store=store,
+        args=args,
+        argv=argv,
+        run_id=run_id,
+        workspace=workspace,
+        settings=settings,
+        **placement,
+    )
+    return draft.submit()
+
+
+def prepare(
+    entry: str | Callable[..., Any],
+    *,
+    on: str | Executor = "local",
+    store: str | None = None,
+    workspace: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **spec: Any,
+) -> Draft:
+    """Check and plan a run without starting it."""
+    executor = registry.executor(on, **(settings or {})) if isinstance(on, str) else on
+    opened = registry.open_store(store or default_store())
+    code, bundle = _code_for(executor, workspace)
+    built = RunSpec.build(entry, code=code, **spec)
+    if code.kind == "in_place" and code.root is not None:
+        entry_check.check(built.task, code.root)
+    context = RunContext(built.run_id, opened.uri)
+    return Draft(built, executor, opened, executor.plan(context, built.placement), bundle)
+
+
+def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | None = None) -> Run:
+    """The run with this id or handle, from any process. Without `store`, the local index says where it is."""
+    known = index.find(run)
+    handle = RunHandle.parse(run) if "://" in run else None
+    where = store or (known.store if known else None)
+    if where is None and handle is None:
+        raise RunNotFound(
+            f"no run `{run}` in the local index", hint="say where it is: `--store URI`; `atoll ps` lists what is known"
+        )
+    run_id = known.run_id if known else run
+    if where is None:
+        raise ConfigError(f"where is the store of `{run}`?", hint="say it with `--store URI`")
+    opened = registry.open_store(where)
+    record = journal.read_run(opened, run_id)
+    found = handle or journal.read_handle(opened, run_id)
+    executor = registry.executor(record["executor"], **(settings or {}))
+    return Run(RunSpec.from_json(record["spec"]), executor, opened, found)
+
+
+class Draft:
+    """A run that is checked and planned, and not started."""
+
+    def __init__(self, spec: RunSpec, executor: Executor, store: Store, plan: Plan, bundle: Any = None) -> None:
+        self.spec, self.executor, self.store, self.plan, self.bundle = spec, executor, store, plan, bundle
+
+    def submit(self) -> Run:
+        """Record, then start. Killed at any point, the next submit of the same run id goes on from there."""
+        run_id = self.spec.run_id
+        if self.bundle is not None:
+            from atoll.workspace import upload
+
+            upload(self.bundle, self.store)
+        journal.record_run(self.store, self.spec, executor=self.executor.name)
+        handle = journal.read_handle(self.store, run_id)
+        if handle is None:
+            request = json.dumps(self.plan.request, sort_keys=True).encode()
+            journal.record_intent(self.store, run_id, hashlib.sha256(request).hexdigest())
+            handle = journal.record_handle(self.store, run_id, self.executor.submit(self.plan))
+        index.remember(run_id, self.store.uri, str(handle))
+        return Run(self.spec, self.executor, self.store, handle)
+
+
+class Run:
+    """A run that was started. Everything here works from any process that can reach the backend and the store."""
+
+    def __init__(
+        self, spec: RunSpec, executor: Executor, store: Store, handle: RunHandle | None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.spec, self.executor, self.store = spec, executor, store
+        self.id = spec.run_id
+        self._handle = handle
+        self._clock = clock
+        self._witness = Witness(store, spec.run_id)
+
+    @property
+    def handle(self) -> RunHandle:
+        """One line of text that finds the run again."""
+        if self._handle is None:
+            raise RunNotFound(
+                f"run `{self.id}` was recorded but never started: its launcher was interrupted",
+                hint="launch it again with the same run id to go on",
+            )
+        return self._handle
+
+    def plan(self) -> Plan:
+        """The exact request this run was started with."""
+        return self.executor.plan(RunContext(self.id, self.store.uri), self.spec.placement)
+
+    def status(self, *, progress: bool = True) -> RunStatus:
+        """How every rank is doing, from both witnesses: the backend and the store."""
+        backend = self._backend_status()
+        status = join(backend, self._witness.outcomes()) if _needs_store(backend) else backend
+        if not progress:
+            return status
+        beats = self._witness.progress(len(status.replicas))
+        return status.with_replicas(replace(r, progress=beats.get(r.rank, r.progress)) for r in status.replicas)
+
+    def wait(
+        self,
+        timeout_s: float | None = None,
+        *,
+        fail_fast: bool = False,
+        on_deadline: OnDeadline = "leave",
+        on_change: Callable[[RunStatus], None] | None = None,
+    ) -> RunStatus:
+        """Return when the run is over. Past the deadline raise `WaitTimeout`, and cancel the run first if told so."""
+        try:
+            status = wait(
+                lambda: self.status(progress=on_change is not None),
+                timeout_s=timeout_s,
+                fail_fast=fail_fast,
+                on_change=on_change,
+                clock=self._clock,
+            )
+        except WaitTimeout as exc:
+            if on_deadline == "cancel":
+                self.cancel()
+                raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}") from exc
+            raise WaitTimeout(f"run `{self.id}` is {exc.message}", hint=f"atoll wait {self.id}") from exc
+        if fail_fast and not status.is_terminal:
+            self.cancel()
+            return self.status()
+        return status
+
+    def cancel(self) -> None:
+        """Stop every replica; returns when nothing runs."""
+        if self._handle is not None:
+            self.executor.cancel(self._handle)
+
+    def result(self) -> RunResult:
+        """How every rank ended and what it returned. Raises `WaitTimeout` if the run is not over."""
+        backend = self._backend_status()
+        outcomes = self._witness.outcomes(with_results=True)
+        status = join(backend, outcomes)
+        if not status.is_terminal:
+            raise WaitTimeout(f"run `{self.id}` is not over: it is {status.state}", hint=f"atoll wait {self.id}")
+        joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
+        return RunResult(self.id, tuple(self._with_last_lines(outcome) for outcome in joined))
+
+    def logs(
+        self,
+        rank: int = 0,
+        *,
+        tail: int | None = None,
+        follow: bool = False,
+        since: float | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[str]:
+        """Lines of one rank's output. From the backend where it has them, else from the store."""
+        if not 0 <= rank < self.spec.placement.replicas:
+            raise ConfigError(f"rank {rank}: run `{self.id}` has ranks 0 to {self.spec.placement.replicas - 1}")
+        if since is None and attempt is None and self._handle is not None:
+            try:
+                yield from self.executor.logs(self._handle, rank, tail=tail, follow=follow)
+                return
+            except BackendError:
+                pass  # the machine or the job is gone; the store still has what was sealed
+        is_over = lambda: self.status(progress=False).replicas[rank].state.is_terminal  # noqa: E731
+        yield from stored_logs.lines(
+            self._witness,
+            rank,
+            tail=tail,
+            since=since,
+            attempt=attempt,
+            is_over=is_over if follow else None,
+            clock=self._clock,
+        )
+
+    def _backend_status(self) -> RunStatus:
+        if self._handle is None:
+            message = "its launcher was interrupted before it started; launch it again to go on"
+            return RunStatus.uniform(self.spec.placement.replicas, ReplicaState.PENDING, Reason.WAITING, message)
+        return self.executor.status(self._handle)
+
+    def _with_last_lines(self, outcome: ReplicaOutcome) -> ReplicaOutcome:
+        if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
+            return outcome
+        return replace(outcome, last_lines=last_lines(lambda: self.logs(outcome.rank, tail=5)))
+
+
+def _needs_store(status: RunStatus) -> bool:
+    return any(r.state in (ReplicaState.LOST, ReplicaState.SUCCEEDED) for r in status.replicas)
+
+
+def _code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
+    """How replicas get the code: in place where they share our files, else a bundle of `workspace`, else the image."""
+    if workspace is not None:
+        from atoll.workspace import build
+
+        bundle = build(workspace)
+        return Code.bundle(bundle.digest), bundle
+    if "in_place" in executor.capabilities.code:
+        return Code.in_place(os.getcwd()), None
+    return Code.image(), None
