@@ -95,7 +95,7 @@ class ReplicaContext:
         return open_store(self.store_uri)
 
     def log(self, *, round_no: int | None = None, **metrics: float) -> None:
-        """Say how it is going: shown by `atoll status`, `top` and the live table. Cheap; call it as often as you like."""
+        """Say how it is going: shown by `atoll status`, `top` and the live table. Cheap; call it at every step."""
         if self.spool is None:
             return
         record = {"round_no": round_no, "metrics": {name: float(value) for name, value in metrics.items()}}

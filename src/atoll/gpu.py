@@ -6,7 +6,35 @@ from dataclasses import dataclass
 
 from atoll.errors import UnknownName
 
-KNOWN = ["any", "A10", "A10G", "A100", "A100-80GB", "A30", "A40", "A6000", "B200", "B300", "GB200", "GH200", "H100", "H200", "H20", "L4", "L40", "L40S", "MI300X", "MI325X", "P100", "RTX3090", "RTX4090", "RTX5090", "RTX6000", "T4", "V100"]
+KNOWN = [
+    "any",
+    "A10",
+    "A10G",
+    "A100",
+    "A100-80GB",
+    "A30",
+    "A40",
+    "A6000",
+    "B200",
+    "B300",
+    "GB200",
+    "GH200",
+    "H100",
+    "H200",
+    "H20",
+    "L4",
+    "L40",
+    "L40S",
+    "MI300X",
+    "MI325X",
+    "P100",
+    "RTX3090",
+    "RTX4090",
+    "RTX5090",
+    "RTX6000",
+    "T4",
+    "V100",
+]
 
 
 @dataclass(frozen=True)

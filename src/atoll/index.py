@@ -1,4 +1,4 @@
-"""A list of the runs launched from here: where their stores are, and their handles. Only a cache; losing it is harmless."""
+"""The runs launched from here: where their stores are, and their handles. Only a cache; losing it is harmless."""
 
 from __future__ import annotations
 

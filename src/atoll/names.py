@@ -7,7 +7,42 @@ import re
 import secrets
 
 _ID_RULE = "1 to 128 printable characters without `/`, and not `.` or `..`"
-_WORDS = ["amber", "basalt", "cedar", "coral", "delta", "ember", "fjord", "gale", "harbor", "heron", "indigo", "isle", "kelp", "lagoon", "maple", "mesa", "ocean", "opal", "pearl", "pine", "quartz", "reef", "ridge", "sable", "sand", "shore", "sky", "slate", "spruce", "surf", "tern", "tide", "wave", "wren"]
+_WORDS = [
+    "amber",
+    "basalt",
+    "cedar",
+    "coral",
+    "delta",
+    "ember",
+    "fjord",
+    "gale",
+    "harbor",
+    "heron",
+    "indigo",
+    "isle",
+    "kelp",
+    "lagoon",
+    "maple",
+    "mesa",
+    "ocean",
+    "opal",
+    "pearl",
+    "pine",
+    "quartz",
+    "reef",
+    "ridge",
+    "sable",
+    "sand",
+    "shore",
+    "sky",
+    "slate",
+    "spruce",
+    "surf",
+    "tern",
+    "tide",
+    "wave",
+    "wren",
+]
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 

@@ -1,4 +1,4 @@
-"""Names to adapters: built in, or added by third parties through entry points. Nothing is imported before it is used."""
+"""Names to adapters: built in, or added by third parties through entry points. Each is imported on first use."""
 
 from __future__ import annotations
 

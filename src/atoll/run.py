@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from atoll import entry_check, index, journal, registry, stored_logs
@@ -247,7 +248,7 @@ def _code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
     if workspace is not None:
         from atoll.workspace import build
 
-        bundle = build(workspace)
+        bundle = build(Path(workspace))
         return Code.bundle(bundle.digest), bundle
     if "in_place" in executor.capabilities.code:
         return Code.in_place(os.getcwd()), None

@@ -9,15 +9,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from atoll.context import RANK, RESERVED
 from atoll.entry import Entry
 from atoll.errors import InvalidSpec, UnknownName
 from atoll.gpu import Gpu
 from atoll.names import new_run_id, run_id_problem
-
-Json: TypeAlias = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 DAY_S = 86_400.0
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")

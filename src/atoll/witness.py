@@ -47,7 +47,7 @@ class Witness:
         return sorted({self._keys.parse_log_chunk(key).attempt for key in self._store.list(prefix)})
 
     def log(self, rank: int, *, attempt: int | None = None, since: float | None = None) -> Iterator[bytes]:
-        """Sealed pieces of a rank's output, in order: one attempt, or all of them; from the piece of time `since` on."""
+        """Sealed pieces of a rank's output, in order: one attempt or all; from the piece of time `since` on."""
         seen = -1
         for key in self._store.list(self._keys.log_prefix(rank, attempt)):
             chunk = self._keys.parse_log_chunk(key)

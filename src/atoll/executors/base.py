@@ -127,9 +127,12 @@ def check(placement: Placement, capabilities: Capabilities) -> list[str]:
         problems.append(f"replicas={placement.replicas}: this backend starts at most {most}")
     if placement.image is not None and not capabilities.images:
         problems.append(f"image=`{placement.image}`: this backend runs no images; leave it out")
-    for name in ("cpus", "memory_gib"):
-        if getattr(placement, name) is not None and not capabilities.resources:
-            problems.append(f"{name}={getattr(placement, name):g}: replicas here share one machine; leave it out")
+    sizes = {} if capabilities.resources else {"cpus": placement.cpus, "memory_gib": placement.memory_gib}
+    problems.extend(
+        f"{name}={size:g}: replicas here share one machine; leave it out"
+        for name, size in sizes.items()
+        if size is not None
+    )
     if placement.gpu is not None and capabilities.gpus is not None and placement.gpu.name not in capabilities.gpus:
         offered = sorted(capabilities.gpus)
         meant = did_you_mean(placement.gpu.name, offered)

@@ -23,7 +23,7 @@ class Leash:
         own = os.open(f"/proc/self/fd/{self._read}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.drop()
         fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | fcntl.FASYNC)
 
     def drop(self) -> None:

@@ -62,9 +62,9 @@ class ScribeLink:
             if self._waiting.pop(int(rank), None) is not None:
                 yield int(rank), trouble
         now = time.monotonic()
-        for rank in [rank for rank, until in self._waiting.items() if now >= until]:
-            del self._waiting[rank]
-            yield rank, "its outcome and the end of its log are not in the store: the store did not answer"
+        for late in [rank for rank, until in self._waiting.items() if now >= until]:
+            del self._waiting[late]
+            yield late, "its outcome and the end of its log are not in the store: the store did not answer"
 
     @property
     def patience_at(self) -> float:

@@ -76,7 +76,8 @@ def _code_root(task: Task, context: ReplicaContext) -> str:
     if task.code.kind == "bundle":
         from atoll.workspace import fetch_and_unpack
 
-        assert context.spool is not None and task.code.digest is not None
+        assert context.spool is not None
+        assert task.code.digest is not None
         shelf = Path(context.spool).parents[1] / "code"
         root = str(fetch_and_unpack(context.store, task.code.digest, shelf / task.code.digest))
     else:
@@ -163,7 +164,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
     name = type(exc).__qualname__
     module = type(exc).__module__
     error = ErrorReport(name if module == "builtins" else f"{module}.{name}", _text(exc), _traceback(exc))
-    print(error.traceback, file=sys.stderr, flush=True)
+    print(error.traceback, end="", file=sys.stderr, flush=True)
     return {
         "state": "failed",
         "reason": reason,

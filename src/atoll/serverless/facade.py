@@ -1,0 +1,134 @@
+"""The five methods, once, over the Executor port. Each public executor only says how its adapter is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atoll._time import SYSTEM_CLOCK, Clock, Deadline
+from atoll.context import RANK
+from atoll.errors import ConfigError, WaitTimeout
+from atoll.executors.base import Executor
+from atoll.handle import RunHandle
+from atoll.registry import open_store
+from atoll.result import ReplicaOutcome
+from atoll.run import Run, prepare
+from atoll.serverless.protocol import ReplicaHandle
+from atoll.status import ReplicaState
+
+
+class Facade:
+    """Stateless: everything needed later is in the handles."""
+
+    backend_name: str
+    supports_inter_replica_network: bool
+
+    def __init__(
+        self, executor: Executor, *, store: str, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._executor, self._store, self._run_id, self._clock = executor, store, run_id, clock
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str | Callable[..., Any],
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        gpu: str | None = None,
+        timeout: float = 3600,
+    ) -> list[ReplicaHandle]:
+        args = dict(entrypoint_args or {})
+        rank_env = args.pop("rank_env", RANK)
+        draft = prepare(
+            _with_colon(entrypoint),
+            on=self._executor,
+            store=self._store,
+            args=args,
+            run_id=self._run_id,
+            replicas=n_replicas,
+            gpu=gpu,
+            timeout_s=timeout,
+            rank_env=rank_env,
+        )
+        run = draft.submit()
+        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri}
+        return [ReplicaHandle(rank, self.backend_name, dict(metadata)) for rank in range(n_replicas)]
+
+    def poll(self, handle: ReplicaHandle) -> str:
+        return str(self._run(handle).status(progress=False).replicas[handle.rank].state)
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
+        return "".join(f"{line}\n" for line in self._run(handle).logs(handle.rank, tail=n_lines))
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        self._run(handle).cancel()
+
+    def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
+        deadline = Deadline(timeout, self._clock)
+        runs: dict[str, dict[int, dict[str, Any]]] = {}
+        for handle in handles:
+            name = str(handle.metadata.get("run"))
+            if name not in runs:
+                run = self._run(handle)
+                rows = self._rows(run, None if timeout is None else deadline.remaining_s)
+                runs[name] = {row["rank"]: row for row in rows}
+        return [runs[str(handle.metadata.get("run"))][handle.rank] for handle in handles]
+
+    def _rows(self, run: Run, timeout_s: float | None) -> list[dict[str, Any]]:
+        native = {"run_id": run.id, "run": str(run.handle)}
+        try:
+            run.wait(timeout_s)
+        except WaitTimeout as exc:
+            # Left running, and said so: the caller decides whether to cancel or to collect again.
+            status = run.status(progress=False)
+            return [
+                {
+                    "rank": replica.rank,
+                    "status": str(replica.state),
+                    "exit_code": replica.exit_code,
+                    "error": None if replica.state is ReplicaState.SUCCEEDED else exc.message,
+                    "result": None,
+                    **native,
+                }
+                for replica in status.replicas
+            ]
+        return [{**_row(outcome), **native} for outcome in run.result().outcomes]
+
+    def _run(self, handle: ReplicaHandle) -> Run:
+        """The run a handle belongs to, found from the handle alone."""
+        if handle.backend_name != self.backend_name:
+            raise ConfigError(f"this handle is of `{handle.backend_name}`, and this executor is `{self.backend_name}`")
+        missing = [name for name in ("run_id", "run", "store") if name not in handle.metadata]
+        if missing:
+            raise ConfigError(f"this handle has no {', '.join(missing)}; was it made by `launch_replicas`?")
+        from atoll.journal import read_run
+        from atoll.spec import RunSpec
+
+        store = open_store(handle.metadata["store"])
+        spec = RunSpec.from_json(read_run(store, handle.metadata["run_id"])["spec"])
+        if not 0 <= handle.rank < spec.placement.replicas:
+            raise ConfigError(f"rank {handle.rank}: run `{spec.run_id}` has {spec.placement.replicas} replicas")
+        return Run(spec, self._executor, store, RunHandle.parse(handle.metadata["run"]), self._clock)
+
+
+def _with_colon(entrypoint: str | Callable[..., Any]) -> str | Callable[..., Any]:
+    """Also take `package.module.function`, as other tools write it."""
+    if isinstance(entrypoint, str) and ":" not in entrypoint and not entrypoint.endswith(".py") and "." in entrypoint:
+        module, _, function = entrypoint.rpartition(".")
+        return f"{module}:{function}"
+    return entrypoint
+
+
+def _row(outcome: ReplicaOutcome) -> dict[str, Any]:
+    error = None
+    if outcome.state is not ReplicaState.SUCCEEDED:
+        error = outcome.error.traceback if outcome.error and outcome.error.traceback else outcome.message
+    return {
+        "rank": outcome.rank,
+        "status": str(outcome.state),
+        "exit_code": outcome.exit_code,
+        "error": error,
+        "result": outcome.result,
+        "reason": str(outcome.reason),
+        "attempt": outcome.attempt,
+    }
