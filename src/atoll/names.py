@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import secrets
 
 _ID_RULE = "1 to 128 printable characters without `/`, and not `.` or `..`"
 _WORDS = [
@@ -48,6 +46,8 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 def new_run_id() -> str:
     """A fresh id that is easy to read aloud, such as `coral-tide-7f3kq2`."""
+    import secrets
+
     tail = "".join(secrets.choice(_ALPHABET) for _ in range(6))
     return f"{secrets.choice(_WORDS)}-{secrets.choice(_WORDS)}-{tail}"
 
@@ -67,6 +67,8 @@ def native_name(run_id: str, scope: str, *, limit: int = 63, reserve: int = 0) -
     `scope` is what makes equal run ids different: the store. `reserve` leaves room for a suffix such as a rank.
     The digest is never cut, so two long ids that begin alike stay distinct. (E16)
     """
+    import hashlib
+
     digest = hashlib.sha256(f"{scope}\0{run_id}".encode()).hexdigest()[:12]
     readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
     if not readable[:1].isalpha():

@@ -6,8 +6,11 @@ the shepherd of a local run, started by the local executor.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
+from contextlib import suppress
 
 from atoll.replica.spool import Spool
 
@@ -37,15 +40,27 @@ def _local(spool: Spool, ready: int) -> int:
 
 
 def _shepherd(spool: Spool, on_ready: object = None, **options: object) -> int:
+    # Everything a replica needs is loaded here, once: forked replicas find it in memory.
+    from atoll.replica import worker
     from atoll.replica.shepherd import Shepherd
 
     shepherd = Shepherd(spool, **options)  # type: ignore[arg-type]
+    gc.freeze()  # keeps the collector of each replica from copying the pages it shares with us
     attempt = shepherd.run(on_ready=on_ready)
-    if attempt is None:
-        return shepherd.exit_code()
-    from atoll.replica import worker
+    if attempt is not None:
+        _exit(worker.run(attempt))
+    return shepherd.exit_code()
 
-    return worker.run(attempt)
+
+def _exit(code: int) -> None:
+    """End a replica as the interpreter would, but without tearing down memory it shares with the shepherd."""
+    if (threading := sys.modules.get("threading")) is not None:
+        threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _container(argv: list[str]) -> int:

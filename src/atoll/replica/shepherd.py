@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from typing import Any
@@ -42,7 +41,7 @@ class Shepherd:
         self._spool = spool
         self._stop_means = stop_means
         self._plan: dict[str, Any] = read_json(spool.plan)
-        self._host = socket.gethostname()
+        self._host = os.uname().nodename
         limits = {name: self._plan[name] for name in ("max_restarts", "timeout_s", "grace_s")}
         first = self._plan.get("first_attempt", 0)
         self._charges = [Charge(rank, **limits, attempt=first) for rank in self._plan["ranks"]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from atoll.context import ReplicaContext
 from atoll.entry import Entry
 from atoll.errors import AtollError, ConfigError
 from atoll.replica.spool import Attempt, write_json
-from atoll.result import ErrorReport, ReplicaOutcome
-from atoll.spec import Task
+from atoll.rounds.keys import RunKeys
 from atoll.status import Reason, ReplicaState
+from atoll.stores import file as file  # loaded before the fork, for every replica at once
 
 _TERMINATED = 128 + signal.SIGTERM
 _current: ReplicaContext | None = None
@@ -36,7 +38,7 @@ def run(attempt: Attempt) -> int:
     try:
         context = ReplicaContext.from_environment(os.environ)
         task = _read_task(context)
-        _current = ReplicaContext.from_environment(os.environ, task.args)
+        _current = ReplicaContext.from_environment(os.environ, task["args"])
         value = _perform(task, _current)
         report = _success(value, attempt)
     except BaseException as exc:  # noqa: BLE001  whatever it was, it is recorded
@@ -48,40 +50,36 @@ def run(attempt: Attempt) -> int:
     return int(report["exit_code"])
 
 
-def _read_task(context: ReplicaContext) -> Task:
-    from atoll.rounds.keys import RunKeys
-
+def _read_task(context: ReplicaContext) -> dict[str, Any]:
     record = json.loads(bytes(context.store.get(RunKeys(context.run_id).run())))
-    return Task.from_json(record["spec"]["task"])
+    return record["spec"]["task"]  # type: ignore[no-any-return]
 
 
-def _perform(task: Task, context: ReplicaContext) -> Any:
+def _perform(task: dict[str, Any], context: ReplicaContext) -> Any:
     root = _code_root(task, context)
-    entry = Entry.parse(task.entry)
-    sys.argv = [entry.script or f"{entry.module}", *task.argv]
+    entry = Entry.parse(task["entry"])
+    sys.argv = [entry.script or f"{entry.module}", *task["argv"]]
     if entry.script is not None:
         path = os.path.join(root, entry.script)
         sys.path.insert(0, os.path.dirname(path))
         if entry.function is None:
             return _run_script(path)
-        return _call(_function_of_script(path, entry.function), context, task.args)
-    import importlib
-
+        return _call(_function_of_script(path, entry.function), context, task["args"])
     module = importlib.import_module(entry.module or "")
-    return _call(_attribute(module, entry), context, task.args)
+    return _call(_attribute(module, entry), context, task["args"])
 
 
-def _code_root(task: Task, context: ReplicaContext) -> str:
+def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
     """Go to the folder with the user's code, and make it importable."""
-    if task.code.kind == "bundle":
+    code = task["code"]
+    if code["kind"] == "bundle":
         from atoll.workspace import fetch_and_unpack
 
         assert context.spool is not None
-        assert task.code.digest is not None
         shelf = Path(context.spool).parents[1] / "code"
-        root = str(fetch_and_unpack(context.store, task.code.digest, shelf / task.code.digest))
+        root = str(fetch_and_unpack(context.store, code["digest"], shelf / code["digest"]))
     else:
-        root = task.code.root or os.getcwd()
+        root = code["root"] or os.getcwd()
     os.chdir(root)
     sys.path.insert(0, root)
     return root
@@ -120,8 +118,6 @@ def _attribute(module: Any, entry: Entry) -> Callable[..., Any]:
 
 def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[str, Any]) -> Any:
     """Call with the context first if the function asks for it, and with every argument by name."""
-    from inspect import Parameter, signature
-
     parameters = list(signature(function).parameters.values())
     positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     first = parameters[0] if parameters and parameters[0].kind in positional else None
@@ -146,8 +142,8 @@ def _success(value: Any, attempt: Attempt) -> dict[str, Any]:
         attempt.result.unlink(missing_ok=True)
         shown = repr(value)[:200]
         message = f"the entry point returned something that is not JSON: {exc}; it was {shown}"
-        return {"state": "failed", "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
-    return {"state": "succeeded", "reason": Reason.OK, "message": "", "exit_code": 0}
+        return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
+    return {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
 
 
 def _plain_number(value: Any) -> Any:
@@ -163,12 +159,12 @@ def _failure(exc: BaseException) -> dict[str, Any]:
     reason = Reason.OOM if isinstance(exc, MemoryError) else Reason.USER_ERROR
     name = type(exc).__qualname__
     module = type(exc).__module__
-    error = ErrorReport(name if module == "builtins" else f"{module}.{name}", _text(exc), _traceback(exc))
-    print(error.traceback, end="", file=sys.stderr, flush=True)
+    error = _error(name if module == "builtins" else f"{module}.{name}", _text(exc), exc)
+    print(error["traceback"], end="", file=sys.stderr, flush=True)
     return {
-        "state": "failed",
+        "state": ReplicaState.FAILED,
         "reason": reason,
-        "message": f"{name}: {error.message}".strip(": "),
+        "message": f"{name}: {error['message']}".strip(": "),
         "exit_code": exc.exit_code if isinstance(exc, AtollError) else 1,
         "error": error,
     }
@@ -176,19 +172,24 @@ def _failure(exc: BaseException) -> dict[str, Any]:
 
 def _exit(exc: SystemExit) -> dict[str, Any]:
     if exc.code is None or exc.code == 0:
-        return {"state": "succeeded", "reason": Reason.OK, "message": "", "exit_code": 0}
+        return {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
     if isinstance(exc.code, int):
         message = "stopped by SIGTERM" if exc.code == _TERMINATED else f"sys.exit({exc.code})"
-        error = ErrorReport("SystemExit", message, _traceback(exc))
+        error = _error("SystemExit", message, exc)
         return {
-            "state": "failed",
+            "state": ReplicaState.FAILED,
             "reason": Reason.USER_ERROR,
             "message": message,
             "exit_code": exc.code & 0xFF or 1,
             "error": error,
         }
     print(exc.code, file=sys.stderr, flush=True)
-    return {"state": "failed", "reason": Reason.USER_ERROR, "message": str(exc.code)[:2000], "exit_code": 1}
+    return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": str(exc.code)[:2000], "exit_code": 1}
+
+
+def _error(name: str, message: str, exc: BaseException) -> dict[str, str]:
+    """The fields of an `ErrorReport`."""
+    return {"type": name, "message": message, "traceback": _traceback(exc)}
 
 
 def _text(exc: BaseException) -> str:
@@ -215,23 +216,12 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _leave(report: dict[str, Any], attempt: Attempt, started_at: float) -> None:
-    import socket
-
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             pass
-    outcome = ReplicaOutcome(
-        rank=int(os.environ.get("REPLICA_RANK", "0")),
-        attempt=int(os.environ.get("ATOLL_ATTEMPT", "0")),
-        state=ReplicaState(report.pop("state")),
-        started_at=started_at,
-        ended_at=time.time(),
-        host=socket.gethostname(),
-        **report,
-    )
-    write_json(attempt.outcome, outcome.to_json())
+    write_json(attempt.outcome, {"error": None, **report, "started_at": started_at, "ended_at": time.time()})
 
 
 def _terminate(_signal: int, _frame: Any) -> None:
