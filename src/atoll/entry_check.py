@@ -55,20 +55,17 @@ def _problems(tree: ast.Module, function: str, task: Task) -> Iterator[str]:
 
 def _may_define(tree: ast.Module, name: str) -> bool:
     """Whether the module could have the name in a way we cannot see: assignment, import, class, star, condition."""
-    simple = (ast.FunctionDef, ast.Expr)
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-            if name in names or "*" in names:
-                return True
-        elif not isinstance(node, simple) and any(_names(inner, name) for inner in ast.walk(node)):
-            return True
+    unseen = (node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.Expr))
+    if any(_names(inner, name) for node in unseen for inner in ast.walk(node)):
+        return True
     return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
 
 
 def _names(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.Name):
         return node.id == name
+    if isinstance(node, ast.alias):
+        return name in (node.asname or node.name, node.name.partition(".")[0]) or node.name == "*"
     return getattr(node, "name", None) == name
 
 

@@ -14,7 +14,7 @@ from atoll import entry_check, index, journal, registry, stored_logs
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
 from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
-from atoll.executors.base import Executor, Plan
+from atoll.executors.base import Executor, Originator, Plan
 from atoll.handle import RunHandle
 from atoll.home import default_store
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
@@ -80,22 +80,37 @@ def prepare(
 
 
 def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | None = None) -> Run:
-    """The run with this id or handle, from any process. Without `store`, the local index says where it is."""
-    known = index.find(run)
+    """The run with this id or handle, from any process.
+
+    An id is looked up in `store`, or in the local index; a handle also at the backend it names.
+    """
     handle = RunHandle.parse(run) if "://" in run else None
-    where = store or (known.store if known else None)
-    if where is None and handle is None:
+    known = None if store and handle is None else index.find(run)
+    run_id, where = (known.run_id, store or known.store) if known else (None if handle else run, store)
+    if handle is not None and (run_id is None or where is None):
+        run_id, where = _origin(handle, where, settings or {})
+    if run_id is None or where is None:
         raise RunNotFound(
             f"no run `{run}` in the local index", hint="say where it is: `--store URI`; `atoll ps` lists what is known"
         )
-    run_id = known.run_id if known else run
-    if where is None:
-        raise ConfigError(f"where is the store of `{run}`?", hint="say it with `--store URI`")
     opened = registry.open_store(where)
     record = journal.read_run(opened, run_id)
     found = handle or journal.read_handle(opened, run_id)
     executor = registry.executor(record["executor"], **(settings or {}))
     return Run(RunSpec.from_json(record["spec"]), executor, opened, found)
+
+
+def _origin(handle: RunHandle, store: str | None, settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Run id and store of a handle: the backend may know them, else a given store is searched."""
+    executor = registry.executor(handle.executor, **settings)
+    context = executor.origin(handle) if isinstance(executor, Originator) else None
+    if context is not None:
+        return context.run_id, store or context.store_uri
+    if store is None:
+        return None, None
+    opened = registry.open_store(store)
+    match = (run_id for run_id in journal.run_ids(opened) if journal.read_handle(opened, run_id) == handle)
+    return next(match, None), store
 
 
 class Draft:

@@ -113,6 +113,13 @@ class Sweeper(Protocol):
 
 
 @runtime_checkable
+class Originator(Protocol):
+    """An executor that can say which run, in which store, a handle belongs to."""
+
+    def origin(self, handle: RunHandle) -> RunContext | None: ...
+
+
+@runtime_checkable
 class Diagnoser(Protocol):
     """An executor that can say whether it would work here."""
 

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 from atoll.replica.spool import Spool
 
@@ -36,10 +37,10 @@ def _local(spool: Spool, ready: int) -> int:
     if not spool.hold() or spool.status.exists():
         tell_launcher()  # somebody else has the run in hand, or it is over: there will be no twins
         return 0
-    return _shepherd(spool, tell_launcher)
+    _shepherd(spool, tell_launcher)
 
 
-def _shepherd(spool: Spool, on_ready: object = None, **options: object) -> int:
+def _shepherd(spool: Spool, on_ready: object = None, **options: object) -> NoReturn:
     # Everything a replica needs is loaded here, once: forked replicas find it in memory.
     from atoll.replica import worker
     from atoll.replica.shepherd import Shepherd
@@ -47,13 +48,11 @@ def _shepherd(spool: Spool, on_ready: object = None, **options: object) -> int:
     shepherd = Shepherd(spool, **options)  # type: ignore[arg-type]
     gc.freeze()  # keeps the collector of each replica from copying the pages it shares with us
     attempt = shepherd.run(on_ready=on_ready)
-    if attempt is not None:
-        _exit(worker.run(attempt))
-    return shepherd.exit_code()
+    _exit(shepherd.exit_code() if attempt is None else worker.run(attempt))
 
 
-def _exit(code: int) -> None:
-    """End a replica as the interpreter would, but without tearing down memory it shares with the shepherd."""
+def _exit(code: int) -> NoReturn:
+    """End as the interpreter would, but at once: without tearing down memory that shepherd and replicas share."""
     if (threading := sys.modules.get("threading")) is not None:
         threading._shutdown()
     atexit._run_exitfuncs()
@@ -73,7 +72,7 @@ def _container(argv: list[str]) -> int:
     except AtollError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return exc.exit_code
-    return _shepherd(spool, stop_means=Asked.PREEMPT)
+    _shepherd(spool, stop_means=Asked.PREEMPT)
 
 
 def _write_diary(spool: Spool) -> None:

@@ -105,6 +105,10 @@ class LocalExecutor:
             clock=self._clock,
         )
 
+    def origin(self, handle: RunHandle) -> RunContext | None:
+        plan = read_json(self._spool(handle).plan)
+        return None if plan is None else RunContext(plan["run_id"], plan["store"])
+
     def strays(self) -> list[Stray]:
         """Processes on this machine whose label is a run of ours without a living shepherd."""
         found = []

@@ -1,0 +1,36 @@
+# make demo    a fresh clone: sets everything up, then trains on 4 local replicas with a live view
+# make test    a fresh clone: sets everything up, then runs the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench docs clean setup lock
+
+setup: $(READY)
+
+$(READY): requirements-dev.lock pyproject.toml
+	@echo "setting up $(VENV) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q src
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/launch.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build runs demo-output
