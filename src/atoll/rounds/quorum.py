@@ -53,6 +53,8 @@ class Quorum:
     grace_s: float = 30.0
     deadline_s: float = 1800.0
     spread: float | None = None
+    on_rejected: str = "continue"
+    """`continue` goes on without an update that failed a check; `stop` ends the run, naming it."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -64,6 +66,8 @@ class Quorum:
             problems.append(f"deadline_s={self.deadline_s}: seconds above 0")
         if self.spread is not None and not (math.isfinite(self.spread) and self.spread >= 0):
             problems.append(f"spread={self.spread}: 0 or more, or None")
+        if self.on_rejected not in ("continue", "stop"):
+            problems.append(f"on_rejected={self.on_rejected!r}: `continue` or `stop`")
         if problems:
             raise InvalidSpec("quorum", problems)
 
@@ -77,6 +81,7 @@ class Quorum:
             "grace_s": self.grace_s,
             "deadline_s": self.deadline_s,
             "spread": self.spread,
+            "on_rejected": self.on_rejected,
         }
 
 
@@ -102,37 +107,43 @@ def decide(
     arrived: Mapping[int, float],
     elapsed_s: float,
     rejected: Collection[int] = (),
-    gone: Collection[int] = (),
+    left: Collection[int] = (),
+    away: Collection[int] = (),
     lateness: Sequence[float] = (),
 ) -> Decision:
     """What to do after `elapsed_s` of waiting.
 
     `arrived`: rank → when its usable update was first seen. `rejected`: ranks whose update will not be used.
-    `gone`: ranks that said they left, or have been away for rounds; nobody waits for them, and strict gives up.
+    `left`: ranks that said they will not come back. `away`: ranks missing for rounds; the grace is not for them.
     `lateness`: past arrivals, in seconds after the round's `least`-th one.
     """
     usable = tuple(sorted(arrived))
-    awaited = set(members) - set(arrived) - set(rejected) - set(gone)
     lost = sorted(set(members) - set(arrived))
+    hoped_for = set(lost) - set(rejected) - set(left)
+    if rejected and policy.on_rejected == "stop":
+        return GiveUp(f"the update of rank {_listed(sorted(rejected))} was rejected", tuple(sorted(rejected)))
     if policy.least is None:
-        if not lost and usable:
-            return Commit(usable)
-        if not awaited:
-            return GiveUp(_because(lost, rejected, gone), tuple(lost))
-        if elapsed_s >= policy.deadline_s:
-            return GiveUp(f"no update within {policy.deadline_s:g} s from rank {_listed(lost)}", tuple(lost))
-        return Wait(policy.deadline_s)
+        return _decide_strict(policy, usable, sorted(set(lost) - set(rejected)), hoped_for, elapsed_s)
     if len(usable) >= policy.least:
-        if not awaited:
+        if not hoped_for - set(away):
             return Commit(usable)
         patient_until = min(policy.deadline_s, sorted(arrived.values())[policy.least - 1] + grace(policy, lateness))
         return Commit(usable) if elapsed_s >= patient_until else Wait(patient_until)
+    if elapsed_s >= policy.deadline_s or not hoped_for:
+        reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing rank {_listed(lost)}"
+        return GiveUp(reason, tuple(lost))
+    return Wait(policy.deadline_s)
+
+
+def _decide_strict(
+    policy: Quorum, usable: tuple[int, ...], lost: Sequence[int], hoped_for: Collection[int], elapsed_s: float
+) -> Decision:
+    if not lost:
+        return Commit(usable) if usable else GiveUp("every update was rejected", ())
+    if not hoped_for:
+        return GiveUp(f"every member is needed, but rank {_listed(lost)} has left", tuple(lost))
     if elapsed_s >= policy.deadline_s:
-        return GiveUp(
-            f"{len(usable)} of {policy.least} needed updates within {policy.deadline_s:g} s; "
-            f"missing rank {_listed(lost)}",
-            tuple(lost),
-        )
+        return GiveUp(f"no update within {policy.deadline_s:g} s from rank {_listed(lost)}", tuple(lost))
     return Wait(policy.deadline_s)
 
 
@@ -143,15 +154,6 @@ def grace(policy: Quorum, lateness: Sequence[float]) -> float:
     middle = statistics.median(lateness)
     deviation = statistics.median(abs(late - middle) for late in lateness)
     return min(policy.grace_s, middle + policy.spread * deviation)
-
-
-def _because(lost: Sequence[int], rejected: Collection[int], gone: Collection[int]) -> str:
-    words = []
-    if refused := sorted(set(lost) & set(rejected)):
-        words.append(f"the update of rank {_listed(refused)} was rejected")
-    if left := sorted(set(lost) & set(gone)):
-        words.append(f"rank {_listed(left)} has left")
-    return "every member is needed, but " + (" and ".join(words) or f"rank {_listed(lost)} is missing")
 
 
 def _listed(ranks: Sequence[int]) -> str:

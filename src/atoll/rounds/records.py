@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from atoll.errors import CorruptUpdate, RoundError
@@ -192,8 +193,9 @@ class Commit:
         """The rank that averages a chunk."""
         return self.contributions[chunk % len(self.contributions)].rank
 
-    @property
+    @cached_property
     def digest(self) -> str:
+        """What the next commit names as its predecessor."""
         return digest(self.seal())
 
     def seal(self) -> bytes:

@@ -1,0 +1,170 @@
+"""Agreeing on a round: watch offers arrive, decide, and create the commit record that everybody then reads back.
+
+The create is the whole agreement. Everything before it is one observer's guess at what the others also see.
+"""
+
+from __future__ import annotations
+
+from atoll.errors import CorruptUpdate, QuorumLost, RoundError
+from atoll.rounds import quorum
+from atoll.rounds.checks import strays
+from atoll.rounds.claims import standings
+from atoll.rounds.codec import codec
+from atoll.rounds.member import Member
+from atoll.rounds.offers import Offer
+from atoll.rounds.ops import Steps
+from atoll.rounds.records import Commit, Contribution, LeftBehind
+from atoll.rounds.watch import Watch, look, read_commit
+
+
+def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
+    """Wait until the round is committed, by us or by another; also the offers seen on the way."""
+    watch = Watch(member, round_no, fragment, member.io.clock.monotonic())
+    if not member.memory.members:  # the first round here: others may have joined or left before us
+        yield from refresh_claims(watch)
+    watch.take(own)
+    if watch.missing() and (first := member.memory.first_delay_s):
+        yield from member.io.sleep(first)
+    pauses = member.pauses()
+    look_back_at = member.tuning.patience_s
+    while True:
+        commit = yield from look(watch)
+        if commit is None:
+            commit = yield from _act(watch, next(pauses))
+        if commit is not None:
+            _learn(watch)
+            return commit, watch.offers
+        if watch.elapsed_s >= look_back_at:
+            look_back_at = 2 * watch.elapsed_s
+            yield from refresh_claims(watch)
+            yield from check_not_behind(member, round_no)
+
+
+def refresh_claims(watch: Watch) -> Steps[None]:
+    """See who has been replaced and who has left. Raises `Fenced` when that is us."""
+    watch.learn_claims((yield from standings(watch.member.io, watch.member.keys)))
+
+
+def check_not_behind(member: Member, round_no: int) -> Steps[None]:
+    """Raise `LeftBehind` when later rounds are committed and this one's record is gone."""
+    if member.quorum.is_strict:
+        return
+    listed = yield from member.io.list(member.keys.commits_prefix())
+    rounds = [member.keys.parse_commit(key) for key in listed]
+    if rounds and round_no not in rounds and max(rounds) > round_no:
+        message = f"round {round_no} is over and gone; the others are at round {max(rounds) + 1}"
+        raise LeftBehind(message, round_no=round_no, latest=max(rounds))
+
+
+def exchange_mode(member: Member, fragment: int, count: int) -> str:
+    """`whole` when fetching every update costs less time than two more trips to the store, else `scatter`."""
+    if count <= 2:
+        return "whole"
+    size = codec(member.agreement.codec).encoded_bytes(member.layout(fragment).size)
+    saved_bytes = size * (count - 1) * (1 - 2 / count)
+    return "whole" if saved_bytes / member.tuning.bandwidth_bytes_s <= 2 * member.tuning.latency_s else "scatter"
+
+
+def _act(watch: Watch, pause_s: float) -> Steps[Commit | None]:
+    """Do what the decision says; None means look again."""
+    match watch.decide():
+        case quorum.GiveUp(reason, missing):
+            raise _given_up(watch, reason, missing)
+        case quorum.Commit():
+            commit = yield from _await_turn(watch)
+            commit = commit or (yield from _propose(watch))
+            if commit is None:
+                yield from watch.member.io.sleep(pause_s)
+            return commit
+        case quorum.Wait(until):
+            yield from watch.member.io.sleep(max(0.0, min(pause_s, until - watch.elapsed_s)))
+    return None
+
+
+def _await_turn(watch: Watch) -> Steps[Commit | None]:
+    """Let lower ranks go first: they see the same, and one writer is enough."""
+    member = watch.member
+    turn = sum(rank < member.rank for rank in watch.arrived)
+    not_before = member.io.clock.monotonic() + turn * member.tuning.turn_s
+    pauses = member.pauses()
+    while (left := not_before - member.io.clock.monotonic()) > 0:
+        yield from member.io.sleep(min(left, next(pauses)))
+        if (commit := (yield from read_commit(member, watch.round_no))) is not None:
+            return commit
+    return None
+
+
+def _propose(watch: Watch) -> Steps[Commit | None]:
+    """Create the commit and read back what stands; None when the claims say that an offer no longer counts."""
+    member = watch.member
+    yield from refresh_claims(watch)
+    for refused in strays({rank: watch.offers[rank] for rank in watch.arrived}).values():
+        watch.reject(refused)
+    if not isinstance(watch.decide(), quorum.Commit):
+        return None
+    proposal = _proposal(watch)
+    yield from member.io.create(member.keys.commit(watch.round_no), proposal.seal())
+    commit = yield from read_commit(member, watch.round_no)
+    if commit == proposal:
+        yield from _withdraw_if_stale(watch)
+        _announce(watch, commit)
+    return commit
+
+
+def _withdraw_if_stale(watch: Watch) -> Steps[None]:
+    """Take back a commit created where an old one had been retired; all who took part in that one are past it."""
+    member = watch.member
+    if member.quorum.is_strict:
+        return
+    listed = yield from member.io.list(member.keys.commits_prefix())
+    latest = max((member.keys.parse_commit(key) for key in listed), default=0)
+    if latest > watch.round_no:
+        yield from member.io.delete(member.keys.commit(watch.round_no))
+        message = f"round {watch.round_no} was over long ago; the others are at round {latest + 1}"
+        raise LeftBehind(message, round_no=watch.round_no, latest=latest)
+
+
+def _proposal(watch: Watch) -> Commit:
+    member, offers = watch.member, [watch.offers[rank] for rank in sorted(watch.arrived)]
+    left = {rank for rank, standing in watch.claims.items() if standing.has_left}
+    members = {*range(member.agreement.world_size), *watch.members, *watch.claims} - left
+    return Commit(
+        run_id=member.run_id,
+        round_no=watch.round_no,
+        fragment=watch.fragment,
+        previous=member.previous,
+        base=max(offer.base for offer in offers),
+        mode=exchange_mode(member, watch.fragment, len(offers)),
+        contributions=tuple(
+            Contribution(o.rank, o.incarnation, o.attempt, o.slot, o.digest, o.weight, o.norm) for o in offers
+        ),
+        rejected=tuple(watch.rejected[rank] for rank in sorted(watch.rejected)),
+        members=tuple(sorted(members)),
+        by=member.rank,
+    )
+
+
+def _announce(watch: Watch, commit: Commit) -> None:
+    events = watch.member.events
+    events.add("round_committed", commit.round_no, ranks=list(commit.ranks), mode=commit.mode)
+    for rank in sorted(watch.members - set(commit.ranks) - {r.rank for r in commit.rejected}):
+        events.add("rank_late", commit.round_no, rank=rank)
+
+
+def _learn(watch: Watch) -> None:
+    """Remember how long others took, to wait better next time."""
+    memory, arrivals = watch.member.memory, sorted(watch.arrived.values())
+    least = min(watch.member.quorum.least or len(arrivals), len(arrivals))
+    if least:
+        memory.lateness.extend(at - arrivals[least - 1] for at in arrivals[least:])
+    memory.waits.append(watch.elapsed_s)
+
+
+def _given_up(watch: Watch, reason: str, missing: tuple[int, ...]) -> RoundError:
+    if watch.rejected and watch.member.quorum.on_rejected == "stop":
+        first = watch.rejected[min(watch.rejected)]
+        message = f"round {watch.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
+        return CorruptUpdate(message, round_no=watch.round_no, rank=first.rank, check=first.check)
+    message = f"round {watch.round_no} has no quorum: {reason}"
+    hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
+    return QuorumLost(message, round_no=watch.round_no, missing=missing, hint=hint)

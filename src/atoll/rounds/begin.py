@@ -1,0 +1,104 @@
+"""Before step 1: all replicas agree on layout, settings and initial weights, or say clearly why they cannot.
+
+The first writer's weights stand and everyone loads them, so differing seeds cannot make replicas differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from atoll.errors import Conflict, InvalidSpec
+from atoll.rounds import blobs
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.member import Tuning
+from atoll.rounds.ops import Steps
+from atoll.rounds.records import Agreement, Blob
+from atoll.rounds.requests import Requests
+from atoll.stores.base import Buffer
+
+
+@dataclass(frozen=True)
+class Start:
+    """The agreed beginning: the record, and the initial buffers, one for each tensor, in layout order."""
+
+    agreement: Agreement
+    initial: list[Buffer]
+
+
+def begin(
+    io: Requests, keys: RoundKeys, wanted: Agreement, initial: Sequence[Buffer], rank: int, tuning: Tuning
+) -> Steps[Start]:
+    """Propose `wanted` with these weights, or adopt what is there. `wanted.initial` is filled in here."""
+    check_sizes(wanted, initial)
+    wanted = replace(wanted, initial=blobs.describe(0, initial))
+    agreement = yield from _await_first(io, keys, rank, tuning)
+    if agreement is None:
+        yield from blobs.write_blob(io, keys, wanted.initial, initial)
+        yield from io.create(keys.agreement(), wanted.seal())
+        agreement = yield from io.read(keys.agreement(), Agreement.open)
+    refuse_differences(agreement, wanted, rank)
+    if agreement.initial.digest == wanted.initial.digest:
+        return Start(agreement, list(initial))
+    whole = yield from blobs.read_blob(io, keys, agreement.initial)
+    return Start(agreement, list(blobs.sections(whole, tensor_bytes(agreement))))
+
+
+def read_agreement(io: Requests, keys: RoundKeys) -> Steps[Agreement | None]:
+    if (yield from io.probe(keys.agreement())) is None:
+        return None
+    return (yield from io.read(keys.agreement(), Agreement.open))
+
+
+def tensor_bytes(agreement: Agreement) -> list[int]:
+    return [tensor.size_bytes for layout in agreement.layouts for tensor in layout.tensors]
+
+
+def check_sizes(wanted: Agreement, initial: Sequence[Buffer]) -> None:
+    """The buffers are the tensors of the layout, in order."""
+    found = [memoryview(buffer).nbytes for buffer in initial]
+    if found != tensor_bytes(wanted):
+        tensors = [tensor for layout in wanted.layouts for tensor in layout.tensors]
+        problems = [
+            f"{tensor.name}: {size} bytes, not {tensor.size_bytes}"
+            for tensor, size in zip(tensors, found, strict=False)
+            if size != tensor.size_bytes
+        ]
+        raise InvalidSpec("initial weights", problems or [f"{len(found)} buffers for {len(tensors)} tensors"])
+
+
+def refuse_differences(agreed: Agreement, wanted: Agreement, rank: int) -> None:
+    """Raise `Conflict` with every difference that would keep this replica from training the same model."""
+    agreed_values = {name: getattr(agreed, name) for name in ("run_id", "codec", "mean_codec", "chunk")}
+    wanted_values = {name: getattr(wanted, name) for name in agreed_values}
+    if rank < agreed.world_size:  # a rank beyond it is one that joined later
+        agreed_values["world_size"], wanted_values["world_size"] = agreed.world_size, wanted.world_size
+    agreed_values |= agreed.settings
+    wanted_values |= wanted.settings
+    lines = [
+        f"{name}: agreed {agreed_values.get(name)!r}, here {wanted_values.get(name)!r}"
+        for name in sorted({*agreed_values, *wanted_values})
+        if agreed_values.get(name) != wanted_values.get(name)
+    ]
+    if len(agreed.layouts) != len(wanted.layouts):
+        lines.append(f"fragments: agreed {len(agreed.layouts)}, here {len(wanted.layouts)}")
+    for i, (theirs, ours) in enumerate(zip(agreed.layouts, wanted.layouts, strict=False)):
+        lines += [f"layout of fragment {i}, {line}" for line in ours.differences(theirs)]
+    if lines:
+        raise Conflict(agreed.run_id, lines, hint="every replica must build the same model with the same settings")
+
+
+def _await_first(io: Requests, keys: RoundKeys, rank: int, tuning: Tuning) -> Steps[Agreement | None]:
+    """The agreement; or None when it is on us to write it: at once for rank 0, after a while for the others."""
+    began = io.clock.monotonic()
+    pause = tuning.poll_first_s
+    while True:
+        found = yield from read_agreement(io, keys)
+        if found is not None or rank == 0 or io.clock.monotonic() - began >= tuning.init_patience_s:
+            return found
+        yield from io.sleep(pause * (1 + io.rng.uniform(-0.25, 0.25)))
+        pause = min(tuning.poll_cap_s, 1.5 * pause)
+
+
+NO_BLOB = Blob(0, "0" * 32, 0, ())
+"""Stands in `wanted.initial` until the weights have been looked at."""

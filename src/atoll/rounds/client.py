@@ -1,0 +1,180 @@
+"""What training code uses: one replica's place in the rounds of a run, with plain blocking calls.
+
+    client = RoundClient(store, run_id, rank, world_size, layouts=[layout], attempt=attempt)
+    weights = client.join(initial_weights)             # agreed: whoever was first
+    for round_no in range(...):
+        done = client.exchange(round_no, update, weight=tokens)      # update: float32 vector, start minus now
+        apply(done.mean)                               # the same bits on every replica
+
+Everything may raise: `Fenced` (stop: another process plays this rank), `QuorumLost`, `CorruptUpdate`, `StoreError`, and
+`LeftBehind` (the others are far ahead: `load_snapshot`, then `replay` until it gives None). No call waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.rounds.codec import F32
+from atoll.rounds.drive import Driver
+from atoll.rounds.exchange import RoundOutcome
+from atoll.rounds.layout import Layout
+from atoll.rounds.member import Tuning
+from atoll.rounds.protocol import Head, RoundProtocol
+from atoll.rounds.records import Agreement
+from atoll.rounds.requests import Counters
+from atoll.rounds.snapshots import LoadedSnapshot
+from atoll.rounds.vectors import Parts, Sink, Source, as_source
+from atoll.stores.base import Buffer, Store
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What came of a round. `mean` is None when the caller gave a sink of its own."""
+
+    outcome: RoundOutcome
+    mean: F32 | None
+
+    @property
+    def round_no(self) -> int:
+        return self.outcome.round_no
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.outcome.ranks
+
+    @property
+    def is_included(self) -> bool:
+        return self.outcome.is_included
+
+
+class RoundClient:
+    """One replica of one run. Not thread-safe: one call at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        rank: int,
+        world_size: int,
+        *,
+        layouts: Sequence[Layout],
+        tuning: Tuning | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `RoundProtocol`: attempt, codec_name, mean_codec, chunk, quorum, settings, lease_s."""
+        tuning = tuning or Tuning()
+        self._protocol = RoundProtocol(run_id, rank, world_size, layouts=layouts, tuning=tuning, clock=clock, **options)
+        self._drive = Driver(store, clock, connections=tuning.connections)
+
+    @property
+    def agreement(self) -> Agreement:
+        return self._protocol.member.agreement
+
+    @property
+    def counters(self) -> Counters:
+        """Requests, bytes and seconds since the client was made."""
+        return self._protocol.io.counters
+
+    @property
+    def position(self) -> str:
+        """Digest of the last commit that was taken in; belongs in a checkpoint, next to the round number."""
+        return self._protocol.member.previous
+
+    def join(self, initial: Sequence[Buffer]) -> list[Buffer]:
+        """Claim the rank and agree on layout, settings and weights.
+
+        `initial` has one buffer for each tensor, fragment after fragment, in layout order, in the tensor's own dtype.
+        Back come the buffers that stand: the very same ones if ours are equal, else new ones. `Conflict` says what
+        differs if this replica was built differently.
+        """
+        return self._drive(self._protocol.join(initial))
+
+    def exchange(
+        self,
+        round_no: int,
+        update: Source | NDArray[Any],
+        *,
+        weight: float,
+        fragment: int | None = None,
+        base: str = "",
+        out: Sink | None = None,
+    ) -> Exchanged:
+        """Contribute `update` with this weight (tokens) to a round, and return the agreed mean.
+
+        `base` is the digest of the state the update was made from; replicas whose state differs are found out by it.
+        With `out` the mean goes there, chunk by chunk, and nothing as big as the model is allocated. `out` may be the
+        arrays `update` reads from.
+        """
+        sink, mean = self._sink(round_no, fragment, out)
+        source = as_source(update)
+        steps = self._protocol.exchange(round_no, source, sink, weight=weight, fragment=fragment, base=base)
+        return Exchanged(self._drive(steps), mean)
+
+    def replay(self, round_no: int, *, fragment: int | None = None, out: Sink | None = None) -> Exchanged | None:
+        """Take in the mean of a committed round without contributing; None when there is no such commit yet."""
+        sink, mean = self._sink(round_no, fragment, out)
+        outcome = self._drive(self._protocol.replay(round_no, sink))
+        return None if outcome is None else Exchanged(outcome, mean)
+
+    def replay_from(self, round_no: int) -> Iterator[Exchanged]:
+        """Every committed round from this one on, in order. Apply each before asking for the next."""
+        while (found := self.replay(round_no)) is not None:
+            yield found
+            round_no += 1
+
+    def latest(self) -> Head:
+        """Where the others are."""
+        return self._drive(self._protocol.latest())
+
+    def write_snapshot(
+        self, round_no: int, buffers: Mapping[str, Buffer], meta: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Publish the state before `round_no`, the next round; False when another replica has done so."""
+        return self._drive(self._protocol.write_snapshot(round_no, buffers, meta))
+
+    def load_snapshot(self, at_least: int = 0) -> LoadedSnapshot | None:
+        """The newest readable snapshot of round `at_least` or later; go on with `replay(snapshot.round_no)`."""
+        return self._drive(self._protocol.load_snapshot(at_least))
+
+    def continue_from(self, position: str) -> None:
+        """Go on after a checkpoint of one's own, written when `position` was this."""
+        self._protocol.continue_from(position)
+
+    def acknowledge(self, round_no: int) -> None:
+        """Promise never to need a round below `round_no` again, even after a crash: call it after a checkpoint."""
+        self._drive(self._protocol.acknowledge(round_no))
+
+    def retire(self) -> int:
+        """Delete rounds that no live replica needs; the number of objects deleted."""
+        return self._drive(self._protocol.retire())
+
+    def leave(self) -> None:
+        """Say goodbye: nobody waits for this rank any more."""
+        self._drive(self._protocol.leave())
+
+    def close(self) -> None:
+        """End the threads. Says nothing to the others; see `leave`."""
+        self._drive.close()
+
+    def __enter__(self) -> RoundClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sink(self, round_no: int, fragment: int | None, out: Sink | None) -> tuple[Sink, F32 | None]:
+        if out is not None:
+            return out, None
+        layouts = self.agreement.layouts
+        mean = np.empty(layouts[round_no % len(layouts) if fragment is None else fragment].size, dtype=np.float32)
+        return Parts([mean]), mean

@@ -1,0 +1,149 @@
+"""A replica's side of the protocol, as steps to be driven: what `RoundClient` does, without the blocking.
+
+Tests drive many of these in one thread; `RoundClient` drives one with threads and a real clock.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.errors import InternalError
+from atoll.rounds import claims, retention
+from atoll.rounds import exchange as rounds_exchange
+from atoll.rounds.begin import NO_BLOB, begin
+from atoll.rounds.codec import codec
+from atoll.rounds.events import EventLog
+from atoll.rounds.exchange import RoundOutcome
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Layout, default_chunk
+from atoll.rounds.member import Member, Tuning
+from atoll.rounds.ops import Steps
+from atoll.rounds.quorum import Quorum
+from atoll.rounds.records import Agreement
+from atoll.rounds.requests import Requests
+from atoll.rounds.snapshots import LoadedSnapshot, load_snapshot, snapshot_rounds, write_snapshot
+from atoll.rounds.vectors import Sink, Source
+from atoll.stores.base import Buffer
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a run is, as the store shows it."""
+
+    next_round: int
+    """The first round that is not committed."""
+    snapshot_round: int | None
+    """The newest round that has a snapshot."""
+
+
+class RoundProtocol:
+    """One replica of one run. Call `join` first; then `exchange` once for every round, in order."""
+
+    def __init__(
+        self,
+        run_id: str,
+        rank: int,
+        world_size: int,
+        *,
+        layouts: Sequence[Layout],
+        attempt: int = 0,
+        codec_name: str = "bf16",
+        mean_codec: str | None = None,
+        chunk: int | None = None,
+        quorum: Quorum | None = None,
+        settings: Mapping[str, Any] | None = None,
+        tuning: Tuning | None = None,
+        lease_s: float = 900.0,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random | None = None,
+        token: str | None = None,
+    ) -> None:
+        self._keys = RoundKeys(run_id)
+        self._rank, self._attempt = rank, attempt
+        self._quorum, self._tuning = quorum or Quorum(), tuning or Tuning()
+        self._token = token or uuid.uuid4().hex
+        size = max((layout.size for layout in layouts), default=0)
+        self._wanted = Agreement(
+            run_id,
+            world_size,
+            tuple(layouts),
+            chunk or default_chunk(size),
+            codec(codec_name).name,
+            codec(mean_codec or codec_name).name,
+            dict(settings or {}),
+            NO_BLOB,
+        )
+        self.io = Requests(clock, rng or random.Random(), retry_s=self._tuning.retry_s)
+        self._leases = retention.Leases(lease_s)
+        self._acks = 0
+        self._member: Member | None = None
+
+    @property
+    def member(self) -> Member:
+        if self._member is None:
+            raise InternalError("a replica joins before it does anything else")
+        return self._member
+
+    def join(self, initial: Sequence[Buffer]) -> Steps[list[Buffer]]:
+        """Claim the rank and agree on everything; the initial weights that stand come back."""
+        claim = yield from claims.take_rank(self.io, self._keys, self._rank, self._attempt, self._token)
+        start = yield from begin(self.io, self._keys, self._wanted, initial, self._rank, self._tuning)
+        events = EventLog(self._keys, self._rank, claim.incarnation, self.io.clock)
+        self._member = Member(
+            self.io, self._keys, claim, start.agreement, self._quorum, self._tuning, events,
+            previous=start.agreement.digest,
+        )  # fmt: skip
+        return start.initial
+
+    def exchange(
+        self, round_no: int, source: Source, sink: Sink, *, weight: float, fragment: int | None = None, base: str = ""
+    ) -> Steps[RoundOutcome]:
+        """Contribute to a round and take in its mean."""
+        which = round_no % len(self.member.agreement.layouts) if fragment is None else fragment
+        return (yield from rounds_exchange.exchange(self.member, round_no, which, source, weight, base, sink))
+
+    def replay(self, round_no: int, sink: Sink) -> Steps[RoundOutcome | None]:
+        """Take in a round without contributing; None when it is not committed."""
+        return (yield from rounds_exchange.replay(self.member, round_no, sink))
+
+    def latest(self) -> Steps[Head]:
+        """Where the others are; two LISTs."""
+        keys = self.member.keys
+        commits = [keys.parse_commit(key) for key in (yield from self.io.list(keys.commits_prefix()))]
+        snapshots = yield from snapshot_rounds(self.member)
+        next_round = max([-1, *commits, *(r - 1 for r in snapshots)]) + 1
+        return Head(next_round, snapshots[-1] if snapshots else None)
+
+    def write_snapshot(
+        self, round_no: int, buffers: Mapping[str, Buffer], meta: Mapping[str, Any] | None = None
+    ) -> Steps[bool]:
+        """Publish the state before `round_no`, which must be the next round; False when another has."""
+        return (yield from write_snapshot(self.member, round_no, buffers, meta or {}))
+
+    def load_snapshot(self, at_least: int = 0) -> Steps[LoadedSnapshot | None]:
+        """The newest readable snapshot; the next round to replay is its `round_no`."""
+        return (yield from load_snapshot(self.member, at_least))
+
+    def continue_from(self, position: str) -> None:
+        """Take up after a checkpoint of one's own: `position` is `member.previous` as it was when that was written."""
+        self.member.previous = position
+
+    def acknowledge(self, round_no: int) -> Steps[None]:
+        """Promise never to need a round below `round_no` again, even after a crash."""
+        self._acks += 1
+        yield from retention.acknowledge(self.member, round_no, self._acks)
+
+    def retire(self) -> Steps[int]:
+        """Delete what no live replica needs; one replica calling it, after it wrote a snapshot, is enough."""
+        return (yield from retention.retire(self.member, self._leases))
+
+    def leave(self) -> Steps[None]:
+        """Say goodbye: the others do not wait for this rank any more."""
+        self.member.events.add("left", -1, rank=self._rank)
+        yield from self.member.events.flush(self.io)
+        yield from claims.leave(self.io, self._keys, self.member.claim)

@@ -1,0 +1,129 @@
+"""A toy model that trains by rounds: cheap, deterministic, and different for every rank, round and state."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from atoll.rounds.layout import Layout
+from atoll.rounds.member import Tuning
+from atoll.rounds.ops import Op
+from atoll.rounds.protocol import RoundProtocol
+from atoll.rounds.quorum import Quorum
+from atoll.rounds.records import LeftBehind
+from atoll.rounds.seal import digest
+from atoll.rounds.vectors import Parts
+from atoll.testing.fakes import FakeClock
+
+CHUNK = 1024
+FAST = Tuning(
+    inline_bytes=0, patience_s=5.0, init_patience_s=1.0, bandwidth_bytes_s=1.0, latency_s=0.0, retry_s=30.0, width=2
+)
+"""Small updates that behave like big ones: never inline, always scattered from three ranks on."""
+
+
+@dataclass
+class Toy:
+    """How one replica of the toy is built."""
+
+    rank: int
+    world_size: int
+    clock: FakeClock
+    run_id: str = "toy"
+    size: int = 2500
+    rounds: int = 3
+    attempt: int = 0
+    codec: str = "fp32"
+    quorum: Quorum = field(default_factory=lambda: Quorum(deadline_s=600.0))
+    tuning: Tuning = FAST
+    seed: int = 0
+    snapshot_every: int = 0
+    is_retiring: bool = False
+    chunk: int = CHUNK
+    lease_s: float = 900.0
+    history: list[str] = field(default_factory=list)
+    """Digest of the state after every round."""
+    settings: dict[str, Any] = field(default_factory=lambda: {"inner_steps": 3})
+
+    def again(self, **changes: Any) -> Toy:
+        return replace(self, history=[], **changes)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of([("w", [self.size - 7], "float32"), ("b", [7], "float32")])
+
+    def protocol(self) -> RoundProtocol:
+        return RoundProtocol(
+            self.run_id, self.rank, self.world_size,
+            layouts=[self.layout], attempt=self.attempt, codec_name=self.codec, chunk=self.chunk,
+            quorum=self.quorum, tuning=self.tuning, clock=self.clock, settings=self.settings, lease_s=self.lease_s,
+            rng=random.Random(f"{self.seed}.{self.rank}.{self.attempt}"),
+        )  # fmt: skip
+
+    def initial(self) -> list[bytes]:
+        values = np.random.default_rng(self.seed + self.rank).standard_normal(self.size).astype(np.float32)
+        return [values[:-7].tobytes(), values[-7:].tobytes()]
+
+    def train(self) -> Generator[Op, Any, bytes]:
+        """Join, catch up, train to the end; the final state."""
+        protocol = self.protocol()
+        buffers = yield from protocol.join(self.initial())
+        state = np.frombuffer(b"".join(bytes(b) for b in buffers), dtype=np.float32).copy()
+        round_no = 0
+        while round_no < self.rounds:
+            try:
+                state, round_no = yield from self.advance(protocol, state, round_no)
+            except LeftBehind:
+                loaded = yield from protocol.load_snapshot()
+                assert loaded is not None
+                state = np.frombuffer(loaded.buffers["state"], dtype=np.float32).copy()
+                round_no = loaded.round_no
+        return state.tobytes()
+
+    def advance(
+        self, protocol: RoundProtocol, state: np.ndarray[Any, Any], round_no: int
+    ) -> Generator[Op, Any, tuple[np.ndarray[Any, Any], int]]:
+        mean = np.empty_like(state)
+        outcome = yield from protocol.replay(round_no, Parts([mean]))
+        if outcome is None:
+            head = yield from protocol.latest()
+            if head.next_round > round_no + 1 or (head.snapshot_round or 0) > round_no:
+                raise LeftBehind("far behind", round_no=round_no, latest=head.next_round)
+            update, weight = update_of(self.rank, round_no, state)
+            outcome = yield from protocol.exchange(
+                round_no, Parts([update]), Parts([mean]), weight=weight, base=digest(state.data)
+            )
+        state = state - mean
+        round_no += 1
+        self.history.append(digest(state.data))
+        if self.snapshot_every and round_no % self.snapshot_every == 0:
+            yield from protocol.acknowledge(round_no)
+            yield from protocol.write_snapshot(round_no, {"state": state.data.cast("B")})
+            if self.is_retiring:
+                yield from protocol.retire()
+        return state, round_no
+
+
+def update_of(rank: int, round_no: int, state: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float]:
+    """What a rank contributes: depends on everything, so any mistake shows in the bits."""
+    noise = np.random.default_rng([rank, round_no]).standard_normal(state.size).astype(np.float32)
+    return (state * np.float32(0.1) + noise * np.float32(0.01)).astype(np.float32), float(1000 + 17 * rank)
+
+
+def fault_free(toys: list[Toy]) -> bytes:
+    """The final state of a strict run, computed without any of the code under test but the formula of the mean."""
+    buffers = toys[0].initial()
+    state = np.frombuffer(b"".join(buffers), dtype=np.float32).copy()
+    for round_no in range(toys[0].rounds):
+        updates = [update_of(toy.rank, round_no, state) for toy in toys]
+        total = float(sum(weight for _, weight in updates))
+        mean = np.zeros_like(state)
+        for i, (update, weight) in enumerate(updates):
+            part = update * np.float32(weight / total)
+            mean = part if i == 0 else mean + part
+        state = state - mean
+    return state.tobytes()
