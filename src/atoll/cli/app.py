@@ -1,0 +1,182 @@
+"""The tree of commands, found in `atoll.cli.commands` and loaded when used; and the one place that reports errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import click
+
+from atoll.cli.envelope import error_record
+from atoll.cli.main import COMPLETE, hush
+from atoll.cli.output import Output
+from atoll.errors import AtollError, ConfigError, UnknownName, did_you_mean
+
+SECTIONS = ("Start", "Look", "End", "Set up")
+_COMMANDS = "atoll.cli.commands"
+
+
+class Command(click.Command):
+    """A command with `--json`, a section in the overview, and optionally words after `--` kept apart."""
+
+    def __init__(self, *args: Any, section: str, takes_words: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section, self.takes_words = section, takes_words
+        help_text = "Write JSON to stdout: one envelope, after JSON lines for what streams."
+        self.params.append(click.Option(["--json"], is_flag=True, expose_value=False, help=help_text))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.takes_words and "--" in args:
+            at = args.index("--")
+            ctx.meta["words"] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+def command(section: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function a command: it gets the `Output` first, and may return an exit code."""
+
+    def wrap(function: Callable[..., Any]) -> Command:
+        attributes.setdefault("name", function.__name__.removesuffix("_command"))
+        return click.command(cls=Command, section=section, **attributes)(click.pass_obj(function))
+
+    return wrap
+
+
+class Commands(click.Group):
+    """Every module of `atoll.cli.commands` is a command of the same name. Adding one is adding a file."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        from importlib import import_module
+        from pkgutil import iter_modules
+
+        return sorted(found.name for found in iter_modules(import_module(_COMMANDS).__path__))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from importlib import import_module
+
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = import_module(f"{_COMMANDS}.{cmd_name}")
+        return cast("click.Command", getattr(module, f"{cmd_name}_command"))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        known = self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            raise UnknownName("command", name, known, hint="`atoll --help` says what each one does")
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        formatter = click.HelpFormatter(width=88)  # the same everywhere: this text is also shipped as a file
+        self.format_help(ctx, formatter)
+        return formatter.getvalue().rstrip("\n")
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [cast("Command", self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        width = max(len(c.name or "") for c in found)
+        for section in SECTIONS:
+            with formatter.section(section):
+                rows = [((c.name or "").ljust(width), c.get_short_help_str(70)) for c in found if c.section == section]
+                formatter.write_dl(rows)
+
+
+@click.command(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every command takes --help and --json. Exit codes: 0 done, 1 the run failed, 2 your input, "
+    "3 the backend, 4 the store, 5 a round, 70 a bug, 124 a deadline, 130 Ctrl-C.",
+)
+@click.version_option(package_name="atoll", message="%(prog)s %(version)s")
+def root() -> None:
+    """Train one model on many machines that cannot reach each other."""
+
+
+def invoke(argv: list[str]) -> int:
+    """Run a command; report what goes wrong; return the exit code."""
+    if COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(root, {}, "atoll", COMPLETE, os.environ[COMPLETE])
+    out = Output.for_arguments(argv)
+    try:
+        return _invoke(argv, out)
+    except BrokenPipeError:
+        hush()
+        return 0
+
+
+def _invoke(argv: list[str], out: Output) -> int:
+    try:
+        with root.make_context("atoll", list(argv), obj=out) as context:
+            code = int(root.invoke(context) or 0)
+        out.close(code)
+        return code
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.UsageError as exc:
+        return _fail(out, _usage(exc))
+    except AtollError as exc:
+        return _fail(out, exc)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail(out, Interrupted())
+    except BrokenPipeError:
+        raise
+    except Exception as exc:  # noqa: BLE001  the last line of defence: a bug of ours, told in our own form
+        from atoll.cli.crash import crash
+
+        return _fail(out, crash(exc))
+
+
+class Interrupted(AtollError):
+    """Ctrl-C. Runs go on: only this command ends."""
+
+    exit_code = 130
+
+    def __init__(self, hint: str | None = None, *, quiet: bool = False) -> None:
+        super().__init__("interrupted; runs go on without this command", hint=hint)
+        self.is_quiet = quiet
+        """Whether all was said already."""
+
+
+class UsageError(ConfigError):
+    """The command line does not make sense."""
+
+
+def _usage(exc: click.UsageError) -> UsageError:
+    path = exc.ctx.command_path if exc.ctx else "atoll"
+    message = exc.format_message()
+    hint = f"`{path} --help` shows what there is"
+    takes_words = exc.ctx is not None and getattr(exc.ctx.command, "takes_words", False)
+    if takes_words and isinstance(exc, click.NoSuchOption):
+        known = [option for p in exc.ctx.command.params for option in p.opts] if exc.ctx else []
+        message = f"no such option `{exc.option_name}`{did_you_mean(exc.option_name, known)}"
+        hint += "; words for your script go after `--`"
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _fail(out: Output, error: AtollError) -> int:
+    """Say what happened and the next step. The only place where errors are printed."""
+    if os.environ.get("ATOLL_DEBUG"):
+        import traceback
+
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    if isinstance(error, Interrupted):
+        if not error.is_quiet:
+            _stderr(error.message)
+    else:
+        _stderr(f"{out.paint('error:', 'bad', on_stderr=True)} {error.message}")
+    if error.hint:
+        _stderr(f"{out.paint('hint:', 'busy', on_stderr=True)} {error.hint}")
+    out.close(error.exit_code, error_record(error))
+    return error.exit_code
+
+
+def _stderr(text: str) -> None:
+    from atoll.cli.output import write
+
+    write(sys.stderr, text + "\n")

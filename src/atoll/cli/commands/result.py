@@ -1,0 +1,31 @@
+"""`atoll result`: what every rank returned, or how it failed."""
+
+from __future__ import annotations
+
+import click
+
+from atoll.cli.app import command
+from atoll.cli.options import run_argument, store_option
+from atoll.cli.output import Output
+from atoll.cli.ranks import ranks
+from atoll.cli.render import result_lines
+from atoll.cli.runs import find_run
+from atoll.result import RunResult
+
+
+@command("Look", short_help="Show what every rank returned, or its traceback.")
+@run_argument
+@store_option
+@click.option("--rank", default="all", metavar="K", help="Only these ranks: 2, or 0-3,7.  [default: all]")
+def result_command(out: Output, run: str, store: str | None, rank: str) -> None:
+    """Show the returned values as JSON, one line per rank.
+
+    Exit code 1, with the remote traceback, if a replica did not succeed; 124 if the run is not over.
+    """
+    found = find_run(run, store)
+    chosen = ranks(rank, found.spec.placement.replicas)
+    everything = found.result()
+    result = RunResult(everything.run_id, tuple(everything.outcomes[k] for k in chosen))
+    out.data(result.to_json())
+    out.text("\n".join(result_lines(result.outcomes, width=out.width())))
+    result.raise_for_failures()

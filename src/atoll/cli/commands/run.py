@@ -1,0 +1,88 @@
+"""`atoll run`: start a run and watch it. Ctrl-C detaches, and never kills."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from atoll.cli.app import Interrupted, command
+from atoll.cli.drafting import announce, draft, run_options
+from atoll.cli.interrupts import deferred_interrupt
+from atoll.cli.output import Output
+from atoll.cli.render import elapsed_s, live_table, next_commands, result_lines, verdict
+from atoll.cli.text import pairs_text, table_text
+from atoll.cli.watch import watch
+from atoll.errors import ConfigError
+from atoll.run import Draft, Run
+from atoll.status import RunStatus
+
+
+@command("Start", takes_words=True, short_help="Start replicas and watch them; Ctrl-C detaches, never kills.")
+@run_options
+@click.option("-d", "--detach", is_flag=True, help="Return once it is started; stdout is the run id.")
+@click.option("--wait", is_flag=True, help="Wait for the end with plain lines instead of the live table.")
+def run_command(out: Output, detach: bool, wait: bool, **options: Any) -> None:
+    """Start replicas of ENTRY and watch them until they are over.
+
+    ENTRY is `package.module:function`, `script.py` or `script.py:function`; words for a script go after `--`.
+    The replicas do not need this command: Ctrl-C detaches and says how to come back. Options not given come from
+    ATOLL_* variables, then atoll.toml.
+    """
+    if detach and wait:
+        raise ConfigError("--detach returns at once and --wait waits: which one is it?")
+    made = draft(out, options, click.get_current_context().meta.get("words", ()))
+    announce(out, made)
+    run = _submit(out, made)
+    if detach:
+        _show_way_back(out, run)
+        out.text(run.id)
+        return
+    try:
+        status = watch(run, out, live=not wait)
+    except KeyboardInterrupt:
+        raise _detached(out, run) from None
+    _finish(out, run, status)
+
+
+def _submit(out: Output, made: Draft) -> Run:
+    run = None
+    try:
+        with deferred_interrupt():
+            run = made.submit()
+    except KeyboardInterrupt:
+        if run is None:
+            again = f"the same command with `--run-id {made.spec.run_id}` goes on from there"
+            raise Interrupted(f"it was being started; {again}") from None
+        raise _detached(out, run) from None
+    out.data(_identity(run))
+    out.event("started", _identity(run))
+    return run
+
+
+def _detached(out: Output, run: Run) -> Interrupted:
+    out.data(_identity(run))
+    out.say(f"detached: run `{run.id}` goes on")
+    _show_way_back(out, run)
+    return Interrupted(quiet=True)
+
+
+def _show_way_back(out: Output, run: Run) -> None:
+    rows = [("handle", str(run.handle)), *next_commands(run.id)]
+    out.say(pairs_text(rows, colour=out.has_colour(on_stderr=True)))
+
+
+def _finish(out: Output, run: Run, status: RunStatus) -> None:
+    if out.is_live:
+        width, colour = out.width(on_stderr=True), out.has_colour(on_stderr=True)
+        out.say(table_text(live_table(status).without_empty_columns(), width=width, colour=colour))
+    result = run.result()
+    out.data({**_identity(run), "state": status.state, "result": result.to_json()})
+    result.raise_for_failures()
+    out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))
+    out.text("\n".join(result_lines(result.outcomes, width=out.width())))
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    return {"run_id": run.id, "handle": str(run.handle), "store": run.store.uri, "executor": run.executor.name}

@@ -1,0 +1,60 @@
+"""`atoll status`: how every rank is doing."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from atoll import durations
+from atoll.cli.app import command
+from atoll.cli.options import run_argument, store_option
+from atoll.cli.output import Output
+from atoll.cli.render import counts_text, elapsed_s, state_cell, status_json, status_table
+from atoll.cli.runs import find_run
+from atoll.cli.text import Cell, pairs_text, table_text
+from atoll.cli.watch import watch
+from atoll.run import Run
+from atoll.status import RunStatus
+
+
+@command("Look", short_help="Show how every rank of a run is doing.")
+@run_argument
+@store_option
+@click.option("--watch", "is_watched", is_flag=True, help="Go on until the run is over.")
+def status_command(out: Output, run: str, store: str | None, is_watched: bool) -> None:
+    """Show state, reason, round, metrics and last line of every rank.
+
+    The exit code is 0 whenever the question could be answered; `atoll wait` is the one that fails with the run.
+    """
+    found = find_run(run, store)
+    status = watch(found, out) if is_watched else found.status()
+    out.data({**status_json(found.id, status), "handle": handle_text(found), "store": found.store.uri})
+    out.text(status_text(found, status, out))
+
+
+def status_text(run: Run, status: RunStatus, out: Output) -> str:
+    """The head and the table."""
+    now, colour = time.time(), out.has_colour()
+    took = elapsed_s(status, now)
+    head = [
+        ("run", Cell(run.id, "bold")),
+        ("state", state_cell(status.state)),
+        ("replicas", Cell(counts_text(status))),
+        ("entry", Cell(run.spec.task.entry)),
+        ("time", Cell(durations.text(took) if took is not None else "not started")),
+        ("handle", Cell(handle_text(run) or "none: never started")),
+        ("store", Cell(run.store.uri)),
+    ]
+    table = table_text(status_table(status, now=now), width=out.width(), colour=colour)
+    return pairs_text(head, colour=colour, indent="") + "\n\n" + table
+
+
+def handle_text(run: Run) -> str | None:
+    """The handle, or None if its launcher never came that far."""
+    from atoll.errors import RunNotFound
+
+    try:
+        return str(run.handle)
+    except RunNotFound:
+        return None

@@ -1,0 +1,36 @@
+"""`atoll wait`: gate `&&` on a run."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from atoll.cli.app import command
+from atoll.cli.options import duration, run_argument, store_option
+from atoll.cli.output import Output
+from atoll.cli.render import elapsed_s, status_json, verdict
+from atoll.cli.runs import find_run
+from atoll.cli.watch import watch
+
+
+@command("Look", short_help="Wait for a run; exit code 0 if every replica succeeded.")
+@run_argument
+@store_option
+@click.option("--timeout", type=duration, metavar="TIME", help="Give up waiting after this long: exit code 124.")
+@click.option("--fail-fast", is_flag=True, help="Cancel the rest as soon as one replica has failed.")
+@click.option(
+    "--on-deadline", type=click.Choice(["leave", "cancel"]), default="leave", help="What becomes of the run then."
+)
+def wait_command(
+    out: Output, run: str, store: str | None, timeout: float | None, fail_fast: bool, on_deadline: str
+) -> None:
+    """Wait until a run is over.
+
+    Exit code 0 if every replica succeeded, 1 if not, 124 if the time is up first.
+    """
+    found = find_run(run, store)
+    status = watch(found, out, live=False, timeout_s=timeout, fail_fast=fail_fast, on_deadline=on_deadline)
+    out.data(status_json(found.id, status))
+    result = found.result().raise_for_failures()
+    out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))

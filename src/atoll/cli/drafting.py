@@ -1,0 +1,120 @@
+"""From the options of `run` and `plan`, through the configuration, to a checked draft of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from atoll import config, durations
+from atoll.cli.options import F, complete_backend, duration, pairs
+from atoll.cli.output import Output
+from atoll.config_fields import FIELDS
+from atoll.errors import ConfigError
+from atoll.run import Draft, prepare
+
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.argument("entry", required=False),
+    click.option("-n", "--replicas", type=int, metavar="N", help="How many replicas.  [default: 1]"),
+    click.option("--on", metavar="BACKEND", shell_complete=complete_backend, help="Where they run.  [default: local]"),
+    click.option("--store", metavar="URI", help="Where they meet: a folder, s3://bucket/prefix, ..."),
+    click.option("--arg", "arg", multiple=True, metavar="NAME=VALUE", help="An argument: JSON if it is, else text."),
+    click.option("--args-json", metavar="JSON", help="Arguments as one JSON object."),
+    click.option("--args-file", metavar="FILE", help="Arguments as a JSON file; - is stdin."),
+    click.option("--gpu", metavar="NAME[:N]", help="GPUs for each replica, such as H100:8."),
+    click.option("--cpus", type=float, metavar="N", help="CPU cores for each replica."),
+    click.option("--memory-gib", type=float, metavar="GIB", help="Memory for each replica."),
+    click.option("--image", metavar="IMAGE", help="The container image."),
+    click.option(
+        "--timeout", type=duration, metavar="TIME", help="Time limit of a replica: 90, 90s, 15m, 2h, 1d.  [default: 1d]"
+    ),
+    click.option("--grace", type=duration, metavar="TIME", help="Time to end after being asked to.  [default: 10s]"),
+    click.option("--max-restarts", type=int, metavar="N", help="Restarts of a replica that failed.  [default: 0]"),
+    click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the replicas."),
+    click.option("--secret", multiple=True, metavar="NAME=REF", help="A secret by reference, such as env:HF_TOKEN."),
+    click.option("--rank-env", metavar="NAME", help="A further variable that holds the rank."),
+    click.option("--run-id", metavar="ID", help="The same id and content adopts the run that exists."),
+    click.option("--workspace", metavar="DIR", help="Send this folder as a code bundle."),
+    click.option("--setting", multiple=True, metavar="NAME=VALUE", help="A setting of the backend."),
+    click.option("--profile", metavar="NAME", help="A [profiles.NAME] table of atoll.toml."),
+]
+
+
+def run_options(function: F) -> F:
+    """The options of `run` and `plan`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def draft(out: Output, options: Mapping[str, Any], words: Sequence[str]) -> Draft:
+    """Check and plan; nothing is started and nothing is written."""
+    flags = {name: options[name] for name in FIELDS if options[name] is not None}
+    flags |= {f"args.{name}": value for name, value in _arguments(options).items()}
+    flags |= {f"env.{name}": value for name, value in pairs(options["env"], "--env").items()}
+    flags |= {f"secrets.{name}": value for name, value in pairs(options["secret"], "--secret").items()}
+    settings = config.load(profile=options["profile"], flags=flags)
+    for warning in settings.warnings:
+        out.say(f"warning: {warning}")
+    launch = settings.launch_options()
+    own = pairs(options["setting"], "--setting", as_json=True)
+    launch["settings"] = {**launch.get("settings", {}), **own}
+    if "entry" not in launch:
+        raise ConfigError("what should run?", hint="`atoll run module:function`, or `entry = ...` in atoll.toml")
+    return prepare(**launch, argv=tuple(words), run_id=options["run_id"])
+
+
+def announce(out: Output, made: Draft) -> None:
+    """What is about to start, for people."""
+    placement = made.spec.placement
+    count = f"{placement.replicas} replica{'' if placement.replicas == 1 else 's'}"
+    gpu = f" with {placement.gpu}" if placement.gpu else ""
+    limit = durations.text(placement.timeout_s)
+    run_id = out.paint(made.spec.run_id, "bold", on_stderr=True)
+    out.say(f"{run_id}  {made.spec.task.entry} on {made.executor.name}: {count}{gpu}, at most {limit}")
+    out.say(out.paint(f"  store {made.store.uri}", "dim", on_stderr=True))
+    if made.bundle is not None:
+        out.say("\n".join(f"  {line}" for line in made.bundle.manifest.text().splitlines()))
+    for note in made.plan.notes:
+        out.say(f"  note: {note}")
+
+
+def draft_json(made: Draft) -> dict[str, Any]:
+    """A draft for programs."""
+    from dataclasses import asdict
+
+    bundle = asdict(made.bundle.manifest) if made.bundle is not None else None
+    return {"plan": made.plan.to_json(), "spec": made.spec.to_json(), "store": made.store.uri, "bundle": bundle}
+
+
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A file, then `--args-json`, then single `--arg`s: the more particular one counts."""
+    found: dict[str, Any] = {}
+    if (path := options["args_file"]) is not None:
+        found |= _object(_read(path), f"--args-file {path}")
+    if (text := options["args_json"]) is not None:
+        found |= _object(text, "--args-json")
+    return found | pairs(options["arg"], "--arg", as_json=True)
+
+
+def _read(path: str) -> str:
+    try:
+        if path == "-":
+            return sys.stdin.read()
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--args-file {path}: {exc}") from exc
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"{where}: not JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where}: arguments are a JSON object of names and values")
+    return found

@@ -1,0 +1,202 @@
+"""Status, results and plans as tables and texts. Pure: what was learned goes in, what is shown comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from atoll import durations
+from atoll.cli.text import Cell, Column, Table, cut, one_line
+from atoll.result import ReplicaOutcome, RunResult
+from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+
+STATE_STYLES = {
+    ReplicaState.PENDING: "warn",
+    ReplicaState.RUNNING: "busy",
+    ReplicaState.SUCCEEDED: "good",
+    ReplicaState.FAILED: "bad",
+    ReplicaState.CANCELLED: "warn",
+    ReplicaState.LOST: "lost",
+}
+_MOST_METRICS = 2
+
+
+def state_cell(state: ReplicaState) -> Cell:
+    return Cell(str(state), STATE_STYLES[state])
+
+
+def counts_text(status: RunStatus) -> str:
+    """Such as `3 running, 1 succeeded`."""
+    return ", ".join(f"{count} {state}" for state, count in status.counts().items())
+
+
+def progress_line(status: RunStatus) -> str:
+    """How the run is doing, in one line for a log: counts, the rounds, and the mean of the leading metric."""
+    parts = [counts_text(status)]
+    rounds = [r.progress.round_no for r in status.replicas if r.progress.round_no is not None]
+    if rounds:
+        parts.append(f"round {min(rounds)}" if min(rounds) == max(rounds) else f"rounds {min(rounds)} to {max(rounds)}")
+    for name in metric_names(status)[:1]:
+        values = [r.progress.metrics[name] for r in status.replicas if name in r.progress.metrics]
+        parts.append(f"{name} {number_text(sum(values) / len(values))}")
+    return ", ".join(parts)
+
+
+def elapsed_s(status: RunStatus, now: float) -> float | None:
+    """How long the run has been going, or went; None if nothing has started."""
+    starts = [r.started_at for r in status.replicas if r.started_at is not None]
+    if not starts:
+        return None
+    ends = [r.ended_at for r in status.replicas if r.ended_at is not None]
+    end = max(ends) if status.is_terminal and ends else now
+    return max(0.0, end - min(starts))
+
+
+def metric_names(status: RunStatus) -> list[str]:
+    """Names of metrics that some rank reported, `loss` first."""
+    names = {name for replica in status.replicas for name in replica.progress.metrics}
+    return sorted(names, key=lambda name: (name != "loss", name))
+
+
+def live_table(status: RunStatus, *, limit: int | None = None) -> Table:
+    """What `atoll run` redraws: rank, state, reason, round, metrics, last line."""
+    metrics = metric_names(status)[:_MOST_METRICS]
+    columns = (
+        Column("rank", is_right=True),
+        Column("state"),
+        Column("reason"),
+        Column("round", is_right=True),
+        *(Column(name, is_right=True) for name in metrics),
+        Column("last line", is_flexible=True),
+    )
+    rows = tuple(
+        (
+            Cell(str(r.rank), "bold"),
+            state_cell(r.state),
+            Cell(reason_text(r)),
+            round_cell(r),
+            *(metric_cell(r, name) for name in metrics),
+            detail_cell(r),
+        )
+        for r in most_telling(status.replicas, limit)
+    )
+    return Table(columns, rows)
+
+
+def status_table(status: RunStatus, *, now: float) -> Table:
+    """What `atoll status` shows: all that is known about every rank; columns nobody fills are left out."""
+    metrics = metric_names(status)[:_MOST_METRICS]
+    columns = (
+        Column("rank", is_right=True),
+        Column("state"),
+        Column("reason"),
+        Column("exit", is_right=True),
+        Column("try", is_right=True),
+        Column("for", is_right=True),
+        Column("beat", is_right=True),
+        Column("round", is_right=True),
+        *(Column(name, is_right=True) for name in metrics),
+        Column("last line", is_flexible=True),
+    )
+    rows = tuple(
+        (
+            Cell(str(r.rank), "bold"),
+            state_cell(r.state),
+            Cell(reason_text(r)),
+            Cell("" if r.exit_code in (None, 0) else str(r.exit_code), "bad"),
+            Cell(str(r.attempt) if r.attempt else "", "warn"),
+            Cell(age_of(r, now)),
+            beat_cell(r, now),
+            round_cell(r),
+            *(metric_cell(r, name) for name in metrics),
+            detail_cell(r),
+        )
+        for r in status.replicas
+    )
+    return Table(columns, rows).without_empty_columns()
+
+
+def most_telling(replicas: Sequence[ReplicaStatus], limit: int | None) -> list[ReplicaStatus]:
+    """At most `limit` of them, those in trouble first chosen, shown in rank order."""
+    if limit is None or len(replicas) <= limit:
+        return list(replicas)
+    order = {ReplicaState.FAILED: 0, ReplicaState.LOST: 0, ReplicaState.CANCELLED: 1, ReplicaState.PENDING: 2}
+    chosen = sorted(replicas, key=lambda r: (order.get(r.state, 3), r.rank))[: max(0, limit)]
+    return sorted(chosen, key=lambda r: r.rank)
+
+
+def reason_text(replica: ReplicaStatus) -> str:
+    return "" if replica.reason is Reason.OK else str(replica.reason)
+
+
+def round_cell(replica: ReplicaStatus) -> Cell:
+    round_no = replica.progress.round_no
+    return Cell("" if round_no is None else str(round_no))
+
+
+def metric_cell(replica: ReplicaStatus, name: str) -> Cell:
+    value = replica.progress.metrics.get(name)
+    return Cell("" if value is None else number_text(value))
+
+
+def beat_cell(replica: ReplicaStatus, now: float) -> Cell:
+    """The age of the last heartbeat, while it matters."""
+    at = replica.progress.beat_at
+    if at is None or replica.state.is_terminal:
+        return Cell("")
+    age_s = max(0.0, now - at)
+    return Cell(durations.text(age_s), "bad" if age_s > 60 else "dim")
+
+
+def detail_cell(replica: ReplicaStatus) -> Cell:
+    """Why it is not going well, in the service's words; otherwise the last line of output."""
+    if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUCCEEDED) and replica.message:
+        return Cell(one_line(replica.message.partition("\n")[0]))
+    return Cell(one_line(replica.progress.last_line), "dim")
+
+
+def age_of(replica: ReplicaStatus, now: float) -> str:
+    if replica.started_at is None:
+        return ""
+    return durations.text((now if replica.ended_at is None else replica.ended_at) - replica.started_at)
+
+
+def number_text(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None) -> list[str]:
+    """One line per rank: what it returned, as JSON. Cut to `width` for people."""
+    lines = []
+    for outcome in outcomes:
+        value = json.dumps(outcome.result, ensure_ascii=False, default=str)
+        line = f"rank {outcome.rank}: {value if outcome.state is ReplicaState.SUCCEEDED else outcome.state}"
+        lines.append(line if width is None else cut(line, width))
+    return lines
+
+
+def verdict(result: RunResult, took_s: float | None) -> str:
+    """The last line of a run that went well."""
+    count = len(result.outcomes)
+    took = f" in {durations.text(took_s)}" if took_s is not None else ""
+    return f"run `{result.run_id}` succeeded: {count} replica{'' if count == 1 else 's'}{took}"
+
+
+def next_commands(run_id: str, store: str | None = None) -> list[tuple[str, str]]:
+    """How to come back to a run; `store` where the local index would not know it."""
+    import shlex
+
+    tail = shlex.quote(run_id) + (f" --store {shlex.quote(store)}" if store else "")
+    return [
+        ("watch", f"atoll top {tail}"),
+        ("logs", f"atoll logs {tail} -f"),
+        ("wait", f"atoll wait {tail}"),
+        ("result", f"atoll result {tail}"),
+        ("stop", f"atoll cancel {tail}"),
+    ]
+
+
+def status_json(run_id: str, status: RunStatus) -> dict[str, Any]:
+    counts = {str(state): count for state, count in status.counts().items()}
+    return {"run_id": run_id, "counts": counts, **status.to_json()}

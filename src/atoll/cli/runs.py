@@ -1,0 +1,36 @@
+"""Finding a run that a person named, with the settings of this folder."""
+
+from __future__ import annotations
+
+from atoll import config, index
+from atoll.config import Config
+from atoll.errors import RunNotFound, did_you_mean
+from atoll.handle import RunHandle
+from atoll.run import Run, attach
+
+
+def find_run(name: str, store: str | None) -> Run:
+    """The run with this id or handle, in `store`; else where the local index says, else in the default store."""
+    settings = config.load()
+    if store is None and index.find(name) is None:
+        store = settings.get("store")
+    try:
+        return attach(name, store=store, settings=_executor_settings(settings, name, store))
+    except RunNotFound as exc:
+        meant = did_you_mean(name, [known.run_id for known in index.everything()])
+        raise RunNotFound(exc.message + meant, hint=exc.hint) from exc
+
+
+def _executor_settings(settings: Config, name: str, store: str | None) -> dict[str, object]:
+    """Only a configured backend needs the extra look at where the run is."""
+    if not settings.table("executors"):
+        return {}
+    from atoll import journal, registry
+
+    if "://" in name:
+        return settings.executor_settings(RunHandle.parse(name).executor)
+    known = index.find(name) if store is None else None
+    if known is not None:
+        return settings.executor_settings(RunHandle.parse(known.handle).executor)
+    record = journal.read_run(registry.open_store(store or ""), name)
+    return settings.executor_settings(record["executor"])

@@ -1,0 +1,42 @@
+"""Watching a run until it is over: a live table on a terminal, plain lines elsewhere, events for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from atoll.cli.output import Output
+from atoll.cli.render import progress_line, status_json
+from atoll.run import Run
+from atoll.status import RunStatus
+
+_LINE_EVERY_S = 5.0
+
+
+def watch(run: Run, out: Output, *, live: bool = True, **wait: Any) -> RunStatus:
+    """Wait for the end and show how it is going; `wait` goes to `Run.wait`."""
+    show: AbstractContextManager[Callable[[RunStatus], None]]
+    if live and out.is_live:
+        from atoll.cli.live import live_view
+
+        show = live_view(run.id, out)
+    else:
+        show = nullcontext(_lines(run.id, out))
+    with show as on_change:
+        return run.wait(on_change=on_change, **wait)
+
+
+def _lines(run_id: str, out: Output) -> Callable[[RunStatus], None]:
+    """A line when a count changes, and now and then in between."""
+    last: dict[str, Any] = {"counts": None, "at": 0.0}
+
+    def on_change(status: RunStatus) -> None:
+        out.event("status", status_json(run_id, status))
+        now = time.monotonic()
+        if status.counts() != last["counts"] or now - last["at"] >= _LINE_EVERY_S:
+            last.update(counts=status.counts(), at=now)
+            out.say(f"{time.strftime('%H:%M:%S')} {progress_line(status)}")
+
+    return on_change
