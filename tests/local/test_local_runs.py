@@ -117,8 +117,9 @@ def test_a_child_left_behind_does_not_outlive_its_replica(jobs, store):
 
 
 def test_the_run_goes_on_when_its_launcher_is_killed(jobs, store, own_home):
-    code = "import atoll, os, signal; r = atoll.launch('jobs:echo', replicas=2, store=%r, run_id='orphan'); os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", code % store], check=False).returncode == -signal.SIGKILL
+    launch = f"atoll.launch('jobs:echo', replicas=2, store={store!r}, run_id='orphan')"
+    code = f"import atoll, os; {launch}; os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     run = atoll.attach("orphan")
     run.wait(LIMIT_S)
     assert len(run.result().raise_for_failures().values) == 2
@@ -257,7 +258,10 @@ def test_the_same_id_with_other_content_is_a_conflict_that_shows_the_difference(
 
 def test_sixteen_launchers_of_one_id_start_exactly_one_set_of_replicas(jobs, store, tmp_path):
     (tmp_path / "starts").mkdir()
-    code = "import atoll,sys; r=atoll.launch('jobs:count_start',replicas=3,store=sys.argv[1],run_id='race',args={'folder':sys.argv[2]}); print(r.handle)"
+    code = (
+        "import atoll, sys; print(atoll.launch('jobs:count_start', replicas=3, store=sys.argv[1], run_id='race',"
+        " args={'folder': sys.argv[2]}).handle)"
+    )
     command = [sys.executable, "-c", code, store, str(tmp_path / "starts")]
     launchers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(16)]
     handles = {launcher.communicate()[0].strip() for launcher in launchers}
