@@ -55,8 +55,10 @@ class Simulation:
         self.tasks: dict[str, Task] = {}
         self.requests: dict[str, int] = {}
         self.before: Callable[[str, int, Op], str | None] | None = None
-        """Asked before each request with (replica, its number so far, request); `kill` and `kill after` end it."""
+        """Asked before each request with (replica, its count so far, request): `kill`, `kill after`, `pause` or None."""
         self.killed: list[str] = []
+        self.paused: set[str] = set()
+        """Replicas that get no turn, as after SIGSTOP."""
 
     def start(self, name: str, steps: Generator[Op, Any, Any], store: Store) -> Task:
         self.requests.setdefault(name, 0)
@@ -75,7 +77,7 @@ class Simulation:
                 return
             if len(self.killed) > killed:
                 return
-            ready = [leaf for root in list(self.tasks.values()) for leaf in self._ready(root)]
+            ready = [leaf for root in self._running() for leaf in self._ready(root)]
             if ready:
                 self._do(ready[self.choose(len(ready)) % len(ready)])
             elif not self._sleep():
@@ -88,6 +90,9 @@ class Simulation:
                 raise task.error
             assert task.is_over, f"{task.name} is not done"
         return {name: task.value for name, task in self.tasks.items()}
+
+    def _running(self) -> list[Task]:
+        return [task for name, task in self.tasks.items() if name not in self.paused]
 
     def _ready(self, task: Task) -> list[Task]:
         if task.is_over:
@@ -132,6 +137,9 @@ class Simulation:
         number = self.requests[task.name]
         self.requests[task.name] += 1
         verdict = self.before(task.name, number, op) if self.before is not None else None
+        if verdict == "pause":
+            self.paused.add(task.name)
+            return
         if verdict == "kill":
             self.kill(task.name)
             return
@@ -150,7 +158,7 @@ class Simulation:
 
     def _sleep(self) -> bool:
         """Let time pass to the next one who wakes; False when nobody sleeps."""
-        wakes = [wake for root in self.tasks.values() for wake in _wakes(root)]
+        wakes = [wake for root in self._running() for wake in _wakes(root)]
         if not wakes:
             return False
         self.clock.advance(max(0.0, min(wakes) - self.clock.monotonic()))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from rounds_simulator import Simulation
 
+from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.ops import Op
 from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.records import LeftBehind
+from atoll.rounds.records import Commit, LeftBehind
 from atoll.rounds.seal import digest
 from atoll.rounds.vectors import Parts
 from atoll.testing.fakes import FakeClock
@@ -48,6 +51,8 @@ class Toy:
     history: list[str] = field(default_factory=list)
     """Digest of the state after every round."""
     settings: dict[str, Any] = field(default_factory=lambda: {"inner_steps": 3})
+    spoil: Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]] = lambda _, update: update
+    """Changes what is contributed in a round: for updates that must be refused."""
 
     def again(self, **changes: Any) -> Toy:
         return replace(self, history=[], **changes)
@@ -95,7 +100,7 @@ class Toy:
                 raise LeftBehind("far behind", round_no=round_no, latest=head.next_round)
             update, weight = update_of(self.rank, round_no, state)
             outcome = yield from protocol.exchange(
-                round_no, Parts([update]), Parts([mean]), weight=weight, base=digest(state.data)
+                round_no, Parts([self.spoil(round_no, update)]), Parts([mean]), weight=weight, base=digest(state.data)
             )
         state = state - mean
         round_no += 1
@@ -127,3 +132,23 @@ def fault_free(toys: list[Toy]) -> bytes:
             mean = part if i == 0 else mean + part
         state = state - mean
     return state.tobytes()
+
+
+def run_all(toys: list[Toy], store: Any, choose: Any = None) -> dict[str, bytes]:
+    """Every toy to its end, without faults of its own."""
+    simulation = Simulation(toys[0].clock, choose)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+    simulation.run()
+    return simulation.results()
+
+
+def commits(store: Any, run_id: str = "toy") -> list[Commit]:
+    """Every commit record in the store."""
+    return [Commit.open(store.get(key)) for key in store.list(RoundKeys(run_id).commits_prefix())]
+
+
+def events(store: Any, run_id: str = "toy") -> list[dict[str, Any]]:
+    """Every event in the store."""
+    keys = list(store.list(RoundKeys(run_id).events_prefix()))
+    return [json.loads(line) for key in keys for line in bytes(store.get(key)).splitlines()]

@@ -1,20 +1,84 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounds_toy import FAST, Toy, commits, events, fault_free, run_all
 
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
-from rounds_simulator import Simulation
-from rounds_toy import Toy, fault_free
+
+orders = st.lists(st.integers(0, 30), min_size=1, max_size=400)
+
+
+def in_order(numbers: list[int]):
+    """A scheduler that follows the numbers, again and again."""
+    position = iter(range(10**9))
+    return lambda _: numbers[next(position) % len(numbers)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 def test_replicas_end_with_the_bits_of_the_plain_formula(count: int) -> None:
-    clock, store = FakeClock(), FaultyStore(MemoryStore())
+    clock, store = FakeClock(), MemoryStore()
     toys = [Toy(rank, count, clock) for rank in range(count)]
-    simulation = Simulation(clock)
-    for toy in toys:
-        simulation.start(f"r{toy.rank}", toy.train(), store)
-    simulation.run()
-    assert set(simulation.results().values()) == {fault_free(toys)}
-    print(count, store.traffic, clock.monotonic())
+    assert set(run_all(toys, store).values()) == {fault_free(toys)}
+    assert {commit.mode for commit in commits(store)} == {"whole" if count <= 2 else "scatter"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(orders, st.integers(2, 5), st.integers(1, 5000))
+def test_any_interleaving_of_requests_gives_the_same_bits(order: list[int], count: int, size: int) -> None:
+    clock = FakeClock()
+    toys = [Toy(rank, count, clock, size=size + 7, rounds=2) for rank in range(count)]
+    assert set(run_all(toys, MemoryStore(), in_order(order)).values()) == {fault_free(toys)}
+    assert len({tuple(toy.history) for toy in toys}) == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"inline_bytes": 1 << 20}, {"latency_s": 10.0}, {"list_from": 1}])
+def test_the_way_of_exchanging_does_not_change_the_bits(changes: dict[str, float]) -> None:
+    clock = FakeClock()
+    toys = [Toy(rank, 4, clock, tuning=replace(FAST, **changes)) for rank in range(4)]
+    assert set(run_all(toys, MemoryStore()).values()) == {fault_free(toys)}
+
+
+def test_lossy_codecs_still_give_every_replica_the_same_bits() -> None:
+    clock = FakeClock()
+    for size in (2, 4):
+        toys = [Toy(rank, size, clock, codec="bf16", run_id=f"n{size}") for rank in range(size)]
+        assert len(set(run_all(toys, MemoryStore()).values())) == 1
+
+
+def test_replicas_with_different_seeds_start_from_the_first_ones_weights() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 2, clock, seed=10 * rank, rounds=0) for rank in range(2)]
+    finals = run_all(toys, store)
+    assert finals["r0"] == finals["r1"] == b"".join(toys[0].initial())
+
+
+def test_requests_and_bytes_of_a_round_match_the_formula() -> None:
+    clock, store = FakeClock(), FaultyStore(MemoryStore())
+    count, chunks, rounds = 4, 40, 5
+    size = 1024 * chunks
+    toys = [Toy(rank, count, clock, size=size, rounds=0) for rank in range(count)]
+    run_all(toys, store)
+    before = store.traffic.bytes_down["get"], sum(store.traffic.bytes_up.values()), dict(store.traffic.requests)
+    toys = [toy.again(rounds=rounds) for toy in toys]
+    run_all(toys, store)
+    down = store.traffic.bytes_down["get"] - before[0]
+    up = sum(store.traffic.bytes_up.values()) - before[1]
+    ideal_up = rounds * 4 * size * (count + 1)
+    ideal_down = rounds * 4 * size * 2 * (count - 1)
+    assert up / ideal_up < 1.13  # small chunks: a 4 KiB chunk has a header of 350 bytes
+    assert down / ideal_down < 1.25
+    puts = store.traffic.requests["put"] - before[2]["put"]
+    assert puts <= rounds * (count * chunks + chunks + 2)
+
+
+def test_the_winner_tells_of_each_round() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    run_all([Toy(rank, 3, clock) for rank in range(3)], store)
+    told = [event for event in events(store) if event["event"] == "round_committed"]
+    assert [event["round"] for event in told] == [0, 1, 2]
+    assert all(event["ranks"] == [0, 1, 2] for event in told)

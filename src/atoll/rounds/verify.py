@@ -1,0 +1,228 @@
+"""`atoll verify`: do the arithmetic of a run again, plainly, from what is in the store, and compare.
+
+Every committed round that is still there: its place in the chain, the checksum of every update it names, their mean
+against what was published, the outer step, and the state every replica said it started the next round from.
+Reads only; shares the parsing of objects with the rest, but none of the exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from atoll.errors import ConfigError, CorruptUpdate, KeyNotFound
+from atoll.rounds.blobs import sections
+from atoll.rounds.chunks import inline_chunk, mean_header, open_chunk, update_header
+from atoll.rounds.codec import F32, codec
+from atoll.rounds.codec_bf16 import from_bf16_bits
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Grid, Layout, numpy_dtype
+from atoll.rounds.offers import Offer
+from atoll.rounds.outer import OuterRule, outer_step, state_digest
+from atoll.rounds.records import Agreement, Blob, Commit, Contribution, Snapshot
+from atoll.rounds.reduce import weighted_mean
+from atoll.rounds.seal import checksum
+from atoll.stores.base import Buffer, Store
+
+
+@dataclass
+class Report:
+    """What was checked, and the first thing that was not as it should be."""
+
+    run_id: str
+    first_round: int = 0
+    rounds: int = 0
+    updates: int = 0
+    means: int = 0
+    """Published chunks of the mean that were recomputed and compared."""
+    states: int = 0
+    """States that replicas or snapshots claimed, recomputed and compared."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be checked, and why."""
+    difference: str | None = None
+
+    @property
+    def is_right(self) -> bool:
+        return self.difference is None
+
+
+class Difference(Exception):
+    """The store does not say what the arithmetic gives."""
+
+
+def verify(store: Store, run_id: str) -> Report:
+    """Check a run; the report names the first difference, if any."""
+    report = Report(run_id)
+    try:
+        Verification(store, run_id, report).run()
+    except (Difference, CorruptUpdate, KeyNotFound) as exc:
+        report.difference = str(exc)
+    return report
+
+
+class Verification:
+    """The walk through a run's commits, with the state they lead to."""
+
+    def __init__(self, store: Store, run_id: str, report: Report) -> None:
+        self._store, self._keys, self._report = store, RoundKeys(run_id), report
+        try:
+            self._agreement = Agreement.open(store.get(self._keys.agreement()))
+        except KeyNotFound as exc:
+            raise ConfigError(f"run `{run_id}` has no agreement in {store.uri}: no replica has joined it") from exc
+        outer = self._agreement.settings.get("outer")
+        self._rule = None if outer is None else OuterRule.from_json(outer)
+        if self._rule is None:
+            report.notes.append("the run names no outer step, so states were not recomputed")
+        self._fragments = self._agreement.layouts
+        ends = np.cumsum([layout.size for layout in self._fragments]).tolist()
+        self._spans = [slice(end - layout.size, end) for layout, end in zip(self._fragments, ends, strict=True)]
+
+    def run(self) -> None:
+        commits = sorted(self._keys.parse_commit(key) for key in self._store.list(self._keys.commits_prefix()))
+        snapshots = sorted(self._keys.parse_snapshot(key) for key in self._store.list(self._keys.snapshots_prefix()))
+        first = self._report.first_round = commits[0] if commits else 0
+        self._start(first, snapshots)
+        for round_no in commits:
+            if round_no != first + self._report.rounds:
+                raise Difference(f"round {first + self._report.rounds} is missing, but round {round_no} is there")
+            self._round(round_no)
+            if round_no + 1 in snapshots:
+                self._compare_snapshot(round_no + 1)
+
+    def _start(self, first: int, snapshots: list[int]) -> None:
+        """Take the state before the first round from the initial weights, or from a snapshot."""
+        size = sum(layout.size for layout in self._fragments)
+        self._values: F32 | None = None
+        self._buffer = np.zeros(size, dtype=np.float32)
+        self._started = [False] * len(self._fragments)
+        self._previous: str | None = None
+        if first == 0:
+            whole = self._read_blob(self._agreement.initial)
+            self._values = initial_values(self._agreement, whole)
+            self._previous = self._agreement.digest
+        elif first in snapshots:
+            self._load_snapshot(first)
+        else:
+            self._report.notes.append(f"no snapshot of round {first}, so states are checked from the next one on")
+
+    def _round(self, round_no: int) -> None:
+        commit = Commit.open(self._store.get(self._keys.commit(round_no)))
+        if self._previous is not None and commit.previous != self._previous:
+            raise Difference(f"round {round_no} does not continue the round before it")
+        self._compare_base(commit)
+        mean = self._mean(commit)
+        self._previous = commit.digest
+        self._report.rounds += 1
+        if self._values is None or self._rule is None:
+            return
+        span = self._spans[commit.fragment]
+        buffer = self._buffer[span]
+        outer_step(self._rule, self._values[span], buffer, mean, is_first=not self._started[commit.fragment])
+        self._started[commit.fragment] = True
+
+    def _compare_base(self, commit: Commit) -> None:
+        if self._values is None or self._rule is None or not commit.base:
+            return
+        if (found := self._digest()) != commit.base:
+            raise Difference(f"before round {commit.round_no} the state is {found}, but replicas had {commit.base}")
+        self._report.states += 1
+
+    def _digest(self) -> str:
+        assert self._values is not None
+        has_buffer = self._rule is not None and self._rule.kind == "nesterov" and self._rule.momentum > 0
+        return state_digest(self._values, self._buffer if has_buffer else None)
+
+    def _mean(self, commit: Commit) -> F32:
+        """The mean of a round from the updates it names, each chunk compared with what was published."""
+        layout = self._fragments[commit.fragment]
+        grid = Grid(layout.size, self._agreement.chunk)
+        offers = [self._offer(commit, named, layout, grid) for named in commit.contributions]
+        how = codec(self._agreement.mean_codec)
+        result = np.empty(layout.size, dtype=np.float32)
+        for chunk in range(len(grid)):
+            mean = weighted_mean((self._chunk(offer, grid, chunk) for offer in offers), commit.weights)
+            rounded = how.decode(b"".join(how.encode(mean)), mean.size)
+            start, stop = grid.span(chunk)
+            result[start:stop] = rounded
+            if commit.mode == "scatter":
+                self._compare_mean(commit, layout, grid, chunk, rounded)
+        return result
+
+    def _compare_mean(self, commit: Commit, layout: Layout, grid: Grid, chunk: int, ours: F32) -> None:
+        header = mean_header(commit, layout.hash, self._agreement.mean_codec, grid, chunk)
+        theirs = open_chunk(self._store.get(self._keys.mean(commit.round_no, chunk)), header)
+        if theirs.tobytes() != ours.tobytes():
+            at = int(np.flatnonzero(theirs.view(np.uint32) != ours.view(np.uint32))[0])
+            message = f"round {commit.round_no}, chunk {chunk}: the published mean differs first at value {at}"
+            raise Difference(f"{message}: {theirs[at]!r} instead of {ours[at]!r}")
+        self._report.means += 1
+
+    def _offer(self, commit: Commit, named: Contribution, layout: Layout, grid: Grid) -> Offer:
+        key = self._keys.offer(commit.round_no, named.rank, named.slot)
+        offer = Offer.open(
+            self._store.get(key), run_id=commit.run_id, round_no=commit.round_no, rank=named.rank, slot=named.slot
+        )
+        if (offer.digest, offer.weight, offer.layout) != (named.digest, named.weight, layout.hash):
+            raise Difference(f"round {commit.round_no}: the offer of rank {named.rank} is not the committed one")
+        if len(offer.chunks) != len(grid):
+            raise Difference(f"round {commit.round_no}: the offer of rank {named.rank} has {len(offer.chunks)} chunks")
+        self._report.updates += 1
+        return offer
+
+    def _chunk(self, offer: Offer, grid: Grid, chunk: int) -> F32:
+        if offer.inline is not None:
+            return inline_chunk(offer, grid, chunk)
+        key = self._keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
+        return open_chunk(self._store.get(key), update_header(offer, grid, chunk), wanted=offer.chunks[chunk])
+
+    def _load_snapshot(self, round_no: int) -> None:
+        record, buffers = self._snapshot(round_no)
+        self._previous = record.previous
+        if "values" not in buffers:
+            self._report.notes.append(f"the snapshot of round {round_no} has no section `values`")
+            return
+        self._values = np.frombuffer(buffers["values"], dtype="<f4").astype(np.float32)
+        if "momentum" in buffers:
+            self._buffer = np.frombuffer(buffers["momentum"], dtype="<f4").astype(np.float32)
+        self._started = [bool(flag) for flag in record.meta.get("started", [True] * len(self._fragments))]
+
+    def _compare_snapshot(self, round_no: int) -> None:
+        record, buffers = self._snapshot(round_no)
+        if record.previous != self._previous:
+            raise Difference(f"the snapshot of round {round_no} belongs to another history")
+        if self._values is None:
+            self._load_snapshot(round_no)
+            return
+        if self._rule is None or "values" not in buffers:
+            return
+        ours = {"values": self._values, "momentum": self._buffer}
+        for name, theirs in buffers.items():
+            if name in ours and bytes(theirs) != ours[name].astype("<f4").tobytes():
+                raise Difference(f"the `{name}` of the snapshot of round {round_no} differ from the recomputed ones")
+        self._report.states += 1
+
+    def _snapshot(self, round_no: int) -> tuple[Snapshot, dict[str, memoryview]]:
+        record = Snapshot.open(self._store.get(self._keys.snapshot(round_no)))
+        whole = self._read_blob(record.blob)
+        views = sections(whole, [size for _, size in record.sections])
+        return record, {name: view for (name, _), view in zip(record.sections, views, strict=True)}
+
+    def _read_blob(self, blob: Blob) -> bytearray:
+        whole = bytearray()
+        for i, (size, check) in enumerate(blob.pieces):
+            piece: Buffer = self._store.get(self._keys.blob(blob.round_no, blob.digest, i))
+            if memoryview(piece).nbytes != size or checksum(piece) != check:
+                raise Difference(f"piece {i} of the blob of round {blob.round_no} fails its checksum")
+            whole += piece
+        return whole
+
+
+def initial_values(agreement: Agreement, whole: bytearray) -> F32:
+    """The initial weights as one flat float32 vector, fragment after fragment."""
+    tensors = [tensor for layout in agreement.layouts for tensor in layout.tensors]
+    parts = []
+    for tensor, view in zip(tensors, sections(whole, [t.size_bytes for t in tensors]), strict=True):
+        raw = np.frombuffer(view, dtype=numpy_dtype(tensor.dtype))
+        parts.append(from_bf16_bits(raw.astype(np.uint16)) if tensor.dtype == "bfloat16" else raw.astype(np.float32))
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
