@@ -22,6 +22,7 @@ class Field:
     default: Any = None
     is_path: bool = False
     """In a file, relative to the folder of that file."""
+    show: Callable[[Any], str] = str
 
     @property
     def variable(self) -> str:
@@ -69,8 +70,8 @@ FIELDS: dict[str, Field] = {
         Field("cpus", _number, "cpus"),
         Field("memory_gib", _number, "memory_gib"),
         Field("image", _text, "image"),
-        Field("timeout", _duration, "timeout_s", default=86_400.0),
-        Field("grace", _duration, "grace_s", default=10.0),
+        Field("timeout", _duration, "timeout_s", default=86_400.0, show=durations.text),
+        Field("grace", _duration, "grace_s", default=10.0, show=durations.text),
         Field("max_restarts", _whole, "max_restarts", default=0),
         Field("rank_env", _text, "rank_env", default="REPLICA_RANK"),
     )

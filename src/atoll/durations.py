@@ -23,13 +23,10 @@ def seconds(value: str | int | float) -> float:
 
 
 def text(length_s: float) -> str:
-    """Such as `12s`, `3m20s`, `2h05m` or `3d04h`: two units at most, so that a column of them stays narrow."""
+    """Such as `12s`, `3m20s`, `2h` or `3d04h`: two units at most, so that a column of them stays narrow."""
     whole = int(max(0.0, length_s))
-    minutes, hours, days = whole // 60, whole // 3_600, whole // 86_400
-    if whole < 60:
-        return f"{whole}s"
-    if hours < 1:
-        return f"{minutes}m{whole % 60:02d}s"
-    if days < 1:
-        return f"{hours}h{minutes % 60:02d}m"
-    return f"{days}d{hours % 24:02d}h"
+    for size, unit, smaller, below in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size}{unit}{rest:02d}{below}" if rest else f"{whole // size}{unit}"
+    return f"{whole}s"

@@ -27,6 +27,9 @@ class Command(click.Command):
         help_text = "Write JSON to stdout: one envelope, after JSON lines for what streams."
         self.params.append(click.Option(["--json"], is_flag=True, expose_value=False, help=help_text))
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), *(["[-- WORD...]"] if self.takes_words else [])]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if self.takes_words and "--" in args:
             at = args.index("--")

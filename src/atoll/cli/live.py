@@ -26,7 +26,7 @@ RICH = {
     "dim": "dim",
     "bold": "bold",
 }
-_AROUND = 5
+_AROUND = 7
 """Lines of the live view that are not ranks."""
 
 
@@ -79,10 +79,12 @@ def _picture(run_id: str, status: RunStatus, height: int) -> RenderableType:
     room = max(1, height - _AROUND)
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
+        Text(),
         headline(run_id, status, time.time()),
         rich_table(live_table(status, limit=room)),
     ]
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more ranks: `atoll status {run_id}`", style="dim"))
+    parts.append(Text())
     parts.append(Text("Ctrl-C detaches; the run goes on", style="dim"))
     return Group(*parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from atoll import durations
@@ -115,6 +115,38 @@ def status_table(status: RunStatus, *, now: float) -> Table:
         for r in status.replicas
     )
     return Table(columns, rows).without_empty_columns()
+
+
+def top_table(status: RunStatus, *, now: float, bars: Callable[[int], str], limit: int | None) -> Table:
+    """What `atoll top` redraws: like the status, with the trend of the leading metric."""
+    metrics = metric_names(status)[:_MOST_METRICS]
+    leading = metrics[:1]
+    columns = (
+        Column("rank", is_right=True),
+        Column("state"),
+        Column("reason"),
+        Column("try", is_right=True),
+        Column("round", is_right=True),
+        *(Column(name, is_right=True) for name in metrics),
+        *(Column(f"{name} trend") for name in leading),
+        Column("beat", is_right=True),
+        Column("last line", is_flexible=True),
+    )
+    rows = tuple(
+        (
+            Cell(str(r.rank), "bold"),
+            state_cell(r.state),
+            Cell(reason_text(r)),
+            Cell(str(r.attempt)),
+            round_cell(r),
+            *(metric_cell(r, name) for name in metrics),
+            *(Cell(bars(r.rank), "busy") for _ in leading),
+            beat_cell(r, now),
+            detail_cell(r),
+        )
+        for r in most_telling(status.replicas, limit)
+    )
+    return Table(columns, rows)
 
 
 def most_telling(replicas: Sequence[ReplicaStatus], limit: int | None) -> list[ReplicaStatus]:

@@ -1,0 +1,104 @@
+"""The findings of `atoll doctor`: about this machine, a backend, a store."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from atoll import __version__, config, registry
+from atoll.config import Config
+from atoll.errors import AtollError, ConfigError, UnknownName
+from atoll.executors.base import Check, Diagnoser
+from atoll.home import home
+
+_LEAST_PYTHON = (3, 11)
+_PACKAGES = ("click", "rich", "pathspec")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check, and what it is about: `machine`, `backend` or `store`."""
+
+    kind: str
+    check: Check
+
+
+def machine_findings() -> tuple[list[Finding], Config | None]:
+    """Python, packages, home folder, configuration; and the configuration if it could be read."""
+    configuration, settings = _configuration()
+    checks = [_python(), _packages(), _home(), configuration]
+    return [Finding("machine", check) for check in checks], settings
+
+
+def backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
+    """What the backend says about itself. A name that does not exist is the caller's mistake, not a finding."""
+    try:
+        executor = registry.executor(name, **settings)
+    except UnknownName:
+        raise
+    except ConfigError as exc:
+        return [Finding("backend", Check(name, False, exc.message, exc.hint or ""))]
+    if not isinstance(executor, Diagnoser):
+        return [Finding("backend", Check(name, True, "loads; it has no checks of its own"))]
+    try:
+        checks = executor.diagnose()
+    except AtollError as exc:
+        checks = [Check(name, False, exc.message, exc.hint or "")]
+    return [Finding("backend", check) for check in checks]
+
+
+def store_findings(uri: str) -> list[Finding]:
+    """Create, race, read, list and delete a few objects in a corner of the store; nothing is left behind."""
+    from atoll.stores.probe import probe
+
+    try:
+        opened = registry.open_store(uri)
+        report = probe(opened)
+    except AtollError as exc:
+        hint = exc.hint or "is the address right, and may you write there?"
+        return [Finding("store", Check("probe", False, exc.message, hint))]
+    return [Finding("store", Check("probe", True, f"{opened.uri}: {'; '.join(report.checks)}"))]
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    least = ".".join(map(str, _LEAST_PYTHON))
+    is_new = sys.version_info[:2] >= _LEAST_PYTHON
+    return Check("python", is_new, f"{version} at {sys.executable}", "" if is_new else f"Python {least} or newer")
+
+
+def _packages() -> Check:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found, missing = [f"atoll {__version__}"], []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    hint = f"pip install {' '.join(missing)}" if missing else ""
+    return Check("packages", not missing, ", ".join([*found, *(f"{name} is missing" for name in missing)]), hint)
+
+
+def _home() -> Check:
+    folder = home()
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        return Check("home", False, f"{folder}: {exc.strerror}", "set ATOLL_HOME to a folder you can write to")
+    return Check("home", True, str(folder))
+
+
+def _configuration() -> tuple[Check, Config | None]:
+    try:
+        settings = config.load()
+    except ConfigError as exc:
+        return Check("config", False, " ".join(exc.message.split()), "`atoll config` shows each problem"), None
+    where = settings.file or "no atoll.toml here; defaults and ATOLL_* variables"
+    return Check("config", True, "; ".join([where, *settings.warnings])), settings

@@ -1,0 +1,53 @@
+"""`atoll config`: every setting, and where it came from."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from atoll import config
+from atoll.cli.app import command
+from atoll.cli.output import Output
+from atoll.cli.text import Cell, Column, Table, table_text
+from atoll.config import Setting
+from atoll.config_fields import FIELDS
+
+
+@command("Set up", short_help="Show every setting and where it came from.")
+@click.option("--profile", metavar="NAME", help="With this [profiles.NAME] table.")
+def config_command(out: Output, profile: str | None) -> None:
+    """Show the settings that hold in this folder: from atoll.toml or [tool.atoll], then ATOLL_* variables.
+
+    Flags of `run` and `plan` come on top.
+    """
+    settings = config.load(profile=profile)
+    rows = tuple(
+        (
+            Cell(found.key, "bold"),
+            Cell(_shown(found)),
+            Cell(found.origin, "dim" if found.origin == "default" else "busy"),
+        )
+        for found in settings.settings.values()
+    )
+    out.data(
+        {
+            "file": settings.file,
+            "profile": settings.profile,
+            "profiles": list(settings.profiles),
+            "settings": {s.key: {"value": s.value, "origin": s.origin} for s in settings.settings.values()},
+            "warnings": list(settings.warnings),
+        }
+    )
+    for warning in settings.warnings:
+        out.say(f"warning: {warning}")
+    columns = (Column("key"), Column("value", is_flexible=True), Column("from"))
+    out.text(table_text(Table(columns, rows), width=out.width(), colour=out.has_colour()))
+
+
+def _shown(found: Setting) -> str:
+    if found.value is None:
+        return ""
+    if found.key in FIELDS:
+        return FIELDS[found.key].show(found.value)
+    return found.value if isinstance(found.value, str) else json.dumps(found.value, default=str)

@@ -1,0 +1,100 @@
+"""The full-screen view of `atoll top`, drawn with rich. Loaded only on a terminal.
+
+A thread asks for the status, so that a slow backend never makes the keys slow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from atoll.cli.keys import key_presses
+from atoll.cli.live import headline, rich_table
+from atoll.cli.output import Output
+from atoll.cli.render import metric_names, top_table
+from atoll.cli.trend import Trend
+from atoll.errors import AtollError
+from atoll.run import Run
+from atoll.status import RunStatus
+
+_AROUND = 7
+"""Lines of the screen that are not ranks."""
+_ASK_EVERY_S = 1.0
+
+
+class Watcher:
+    """Asks a run how it is, again and again, in a thread of its own."""
+
+    def __init__(self, run: Run, first: RunStatus) -> None:
+        self._run = run
+        self.status, self.trouble = first, ""
+        self.trend = Trend()
+        self._see(first)
+        self._stop = threading.Event()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._ask, daemon=True, name="status")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+
+    def _ask(self) -> None:
+        while not self.status.is_terminal and not self._stop.wait(_ASK_EVERY_S):
+            try:
+                self._see(self._run.status())
+            except AtollError as exc:
+                self.trouble = exc.message
+
+    def _see(self, status: RunStatus) -> None:
+        for name in metric_names(status)[:1]:
+            self.trend.see(status, name)
+        self.status, self.trouble = status, ""
+
+
+def show(run: Run, first: RunStatus, out: Output) -> RunStatus:
+    """Draw until `q` or Ctrl-C; returns what was seen last."""
+    console = Console(no_color=not out.has_colour(), highlight=False)
+    watcher = Watcher(run, first)
+
+    def picture() -> RenderableType:
+        return _picture(run, watcher, console.height)
+
+    try:
+        with (
+            watcher.asking(),
+            key_presses() as key,
+            Live(console=console, get_renderable=picture, screen=True, refresh_per_second=4),
+        ):
+            while key(0.5) not in ("q", "Q", "\x1b", "\x04"):
+                continue
+    except KeyboardInterrupt:
+        pass
+    return watcher.status
+
+
+def _picture(run: Run, watcher: Watcher, height: int) -> RenderableType:
+    status, now = watcher.status, time.time()
+    room = max(1, height - _AROUND)
+    hidden = len(status.replicas) - room
+    parts: list[RenderableType] = [
+        headline(run.id, status, now),
+        Text(f"{run.spec.task.entry} on {run.executor.name}, {run.store.uri}", style="dim", no_wrap=True),
+        Text(),
+        rich_table(top_table(status, now=now, bars=watcher.trend.bars, limit=room)),
+    ]
+    if hidden > 0:
+        parts.append(Text(f"… and {hidden} more ranks", style="dim"))
+    parts.append(Text())
+    if watcher.trouble:
+        parts.append(Text(watcher.trouble, style="red", no_wrap=True))
+    parts.append(Text("q leaves" + ("" if status.is_terminal else "; the run goes on"), style="dim"))
+    return Group(*parts)
