@@ -33,6 +33,20 @@ def check(task: Task, root: str) -> None:
         raise InvalidSpec("task", problems)
 
 
+def extra_path(entry: Entry, root: str) -> str | None:
+    """The folder on our own `sys.path` that replicas need to find the module, if neither `root` nor Python has it."""
+    if entry.module is None:
+        return None
+    top = entry.module.partition(".")[0]
+    if PathFinder.find_spec(top, [root]) is not None:
+        return None
+    place = next((p for p in sys.path if p and PathFinder.find_spec(top, [p]) is not None), None)
+    own = [os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
+    if place is None or any(os.path.realpath(place).startswith(f"{prefix}{os.sep}lib") for prefix in own):
+        return None
+    return os.path.abspath(place)
+
+
 def _find(module: str, root: str) -> str | None:
     """The file of a module, found without importing anything."""
     places: list[str] | None = [root, *sys.path]

@@ -13,6 +13,7 @@ from typing import Any
 from atoll import entry_check, index, journal, registry, stored_logs
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
+from atoll.entry import Entry
 from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
 from atoll.executors.base import Executor, Originator, Plan
 from atoll.handle import RunHandle
@@ -73,8 +74,10 @@ def prepare(
     opened = registry.open_store(store or default_store())
     code, bundle = _code_for(executor, workspace)
     built = RunSpec.build(entry, code=code, **spec)
-    if code.kind == "in_place" and code.root is not None:
+    if code.root is not None:
         entry_check.check(built.task, code.root)
+        code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
+        built = replace(built, task=replace(built.task, code=code))
     context = RunContext(built.run_id, opened.uri)
     return Draft(built, executor, opened, executor.plan(context, built.placement), bundle)
 

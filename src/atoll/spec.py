@@ -30,11 +30,14 @@ class Code:
     kind: str
     """`in_place`, `bundle` or `image`."""
     root: str | None = None
+    """The folder replicas work in, for code in place."""
+    path: str | None = None
+    """A further folder to import from, where the entry point's module is not in `root`."""
     digest: str | None = None
 
     @classmethod
-    def in_place(cls, root: str) -> Code:
-        return cls("in_place", root=root)
+    def in_place(cls, root: str, path: str | None = None) -> Code:
+        return cls("in_place", root=root, path=path)
 
     @classmethod
     def bundle(cls, digest: str) -> Code:

@@ -81,7 +81,7 @@ def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
     else:
         root = code["root"] or os.getcwd()
     os.chdir(root)
-    sys.path.insert(0, root)
+    sys.path[:0] = [root, *filter(None, [code["path"]])]
     return root
 
 

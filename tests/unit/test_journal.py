@@ -1,0 +1,55 @@
+"""The journal of a launch: each record once, whoever writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll import journal
+from atoll.errors import Conflict, RunNotFound
+from atoll.handle import RunHandle
+from atoll.registry import open_store
+from atoll.spec import RunSpec
+
+
+@pytest.fixture
+def memory(request):
+    return open_store(f"memory://{request.node.name}")
+
+
+def spec(**changes):
+    return RunSpec.build("m:f", run_id=changes.pop("run_id", "r"), **changes)
+
+
+def test_the_second_of_two_equal_runs_is_the_first(memory):
+    assert journal.record_run(memory, spec(), executor="local") is True
+    assert journal.record_run(memory, spec(), executor="local") is False
+
+
+def test_other_content_is_a_conflict_that_shows_the_difference(memory):
+    journal.record_run(memory, spec(args={"a": {"b": 1}}), executor="local")
+    with pytest.raises(Conflict) as caught:
+        journal.record_run(memory, spec(args={"a": {"b": 2}}, replicas=3), executor="kubernetes")
+    assert caught.value.differences == (
+        'executor: there `"local"`, here `"kubernetes"`',
+        "placement.replicas: there `1`, here `3`",
+        "task.args.a.b: there `1`, here `2`",
+    )
+
+
+def test_the_first_handle_counts(memory):
+    first, second = RunHandle("local", "h", "a", 1), RunHandle("local", "h", "b", 1)
+    assert journal.read_handle(memory, "r") is None
+    assert journal.record_handle(memory, "r", first) == first
+    assert journal.record_handle(memory, "r", second) == first
+
+
+def test_runs_are_listed_whatever_they_are_called(memory):
+    names = ["plain", "Ünï 'x'", "a.b", "%41"]
+    for name in names:
+        journal.record_run(memory, spec(run_id=name), executor="local")
+    assert sorted(journal.run_ids(memory)) == sorted(names)
+
+
+def test_a_run_that_is_not_there_says_where_it_looked(memory):
+    with pytest.raises(RunNotFound, match="no run `nope` in memory://"):
+        journal.read_run(memory, "nope")

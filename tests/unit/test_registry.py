@@ -1,0 +1,56 @@
+"""Names to adapters, ours and other people's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll import registry
+from atoll.errors import ConfigError, UnknownName
+
+
+def test_a_wrong_name_says_what_may_be_meant():
+    with pytest.raises(UnknownName, match="did you mean `local`"):
+        registry.executor("locla")
+    with pytest.raises(UnknownName, match="did you mean `file`"):
+        registry.open_store("fil:///x")
+
+
+def test_a_wrong_setting_is_named():
+    with pytest.raises(ConfigError, match=r"settings of executor `local`.*nope"):
+        registry.executor("local", nope=1)
+
+
+def test_a_path_is_a_folder_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert registry.open_store("./a b").uri == registry.open_store(str(tmp_path / "a b")).uri
+    assert registry.store_uri("x").startswith("file:///")
+    with pytest.raises(ConfigError):
+        registry.open_store("")
+
+
+def test_third_parties_add_adapters_by_entry_point_and_a_broken_one_harms_nobody(tmp_path: Path):
+    (tmp_path / "theirs.py").write_text(
+        "class Theirs:\n    name = 'theirs'\n"
+        "class TheirStore:\n    @classmethod\n    def from_uri(cls, uri): return f'opened {uri}'\n"
+    )
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[atoll.executors]\ntheirs = theirs:Theirs\nbroken = not_there:X\n[atoll.stores]\ntheirs = theirs:TheirStore\n"
+    )
+    code = (
+        "from atoll import registry\n"
+        "print(registry.executor('theirs').name, registry.open_store('theirs://x'))\n"
+        "registry.executor('local')\n"
+        "try: registry.executor('broken')\n"
+        "except Exception as e: print(type(e).__name__, e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("theirs opened theirs://x\nConfigError executor `broken` (not_there:X) does not load")

@@ -1,0 +1,181 @@
+"""Specs are checked when they are built, and every problem is said at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import InvalidSpec
+from atoll.gpu import Gpu
+from atoll.spec import Code, Placement, RunSpec, Task
+
+
+def module_level(ctx):
+    return ctx
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), json_values, max_size=4))
+def test_arguments_come_back_from_json_as_they_went_in(args):
+    spec = RunSpec.build("m:f", run_id="r", args=args)
+    again = RunSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert again == spec
+    assert again.task.args == args
+
+
+def test_a_spec_survives_json():
+    spec = RunSpec.build(
+        "script.py",
+        run_id="r",
+        argv=["--a", "1"],
+        code=Code.bundle("ab" * 32),
+        replicas=3,
+        gpu="h100:8",
+        cpus=2.5,
+        memory_gib=1,
+        image="img",
+        timeout_s=5,
+        grace_s=0,
+        max_restarts=2,
+        env={"A": "b"},
+        secrets={"T": "env:X"},
+        rank_env="MY_RANK",
+    )
+    assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert spec.placement.gpu == Gpu("H100", 8)
+
+
+def test_every_problem_is_reported_at_once_with_field_value_and_rule():
+    with pytest.raises(InvalidSpec) as caught:
+        RunSpec.build(
+            "no colon",
+            run_id="a/b",
+            replicas=0,
+            gpu="H10O",
+            cpus=-1,
+            memory_gib=math.nan,
+            image=" ",
+            timeout_s=0,
+            grace_s=-1,
+            max_restarts=-1,
+            env={"1A": "x", "B": 3, "REPLICA_RANK": "0"},
+            secrets={"T": "value"},
+            rank_env="WORLD_SIZE",
+        )
+    text = "\n".join(caught.value.problems)
+    for field in (
+        "run_id=`a/b`",
+        "entry=`no colon`",
+        "replicas=`0`",
+        "gpu=`H10O`",
+        "cpus=`-1`",
+        "memory_gib=`nan`",
+        "image=` `",
+        "timeout_s=`0`",
+        "grace_s=`-1`",
+        "max_restarts=`-1`",
+        "env.1A",
+        "env.B",
+        "env.REPLICA_RANK",
+        "secrets.T",
+        "rank_env=`WORLD_SIZE`",
+    ):
+        assert field in text
+    assert len(caught.value.problems) == 15
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ((1, 2), "args.x="),
+        ({1: 2}, "args.x="),
+        ([{"y": float("inf")}], "args.x[0].y="),
+        (object(), "args.x="),
+        (b"bytes", "args.x="),
+    ],
+)
+def test_what_json_would_change_is_refused_and_named(value, where):
+    with pytest.raises(InvalidSpec) as caught:
+        RunSpec.build("m:f", args={"x": value})
+    assert where in str(caught.value)
+
+
+def test_a_secret_in_the_environment_is_refused_and_the_right_way_is_shown():
+    with pytest.raises(InvalidSpec, match="env:HF_TOKEN"):
+        Placement(env={"HF_TOKEN": "hf_abc"})
+
+
+def test_a_value_is_never_repeated_for_a_secret():
+    with pytest.raises(InvalidSpec) as caught:
+        Placement(secrets={"TOKEN": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+class Holder:
+    def method(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (lambda: 1, "lambda"),
+        (functools.partial(module_level, 1), "plain function"),
+        (Holder().method, "plain function"),
+        (Holder.method, "inside a function or class"),
+        ("module", "which function"),
+        ("module:", "not a function name"),
+        ("mod ule:f", "package.module:function"),
+        ("a:b:c", "package.module:function"),
+        ("", "package.module:function"),
+    ],
+)
+def test_what_another_process_cannot_import_is_refused_with_the_reason(entry, reason):
+    with pytest.raises(InvalidSpec, match=reason):
+        RunSpec.build(entry)
+
+
+def test_a_local_function_is_refused_and_a_module_level_one_is_taken():
+    def local(ctx):
+        return ctx
+
+    with pytest.raises(InvalidSpec, match="move it to module level"):
+        RunSpec.build(local)
+    assert RunSpec.build(module_level).task.entry.endswith("test_spec:module_level")
+
+
+def test_words_are_for_scripts_and_arguments_for_functions():
+    assert RunSpec.build("a/b.py", argv=["x"]).task.argv == ("x",)
+    with pytest.raises(InvalidSpec, match="argv"):
+        RunSpec.build("a.b:f", argv=["x"])
+    with pytest.raises(InvalidSpec, match="not a Python name"):
+        RunSpec.build("a.b:f", args={"not-a-name": 1})
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(InvalidSpec, match="gpus"):
+        RunSpec.build("m:f", gpus=8)
+
+
+def test_specs_are_frozen():
+    spec = RunSpec.build("m:f")
+    for part in (spec, spec.task, spec.placement):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            part.replicas = 3  # type: ignore[misc]
+
+
+def test_a_task_built_by_hand_is_checked_too():
+    with pytest.raises(InvalidSpec):
+        Task("nowhere")

@@ -1,0 +1,149 @@
+"""States, the verdict on a process, and the two witnesses."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from atoll.errors import RunFailed
+from atoll.executors.local.request import local_status
+from atoll.replica.charge import Charge
+from atoll.replica.fate import Asked, fate_of
+from atoll.result import ErrorReport, ReplicaOutcome, RunResult, join, outcome_of
+from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
+
+S = ReplicaState
+
+
+def run_status(*states: ReplicaState) -> RunStatus:
+    return RunStatus(tuple(ReplicaStatus(rank, state) for rank, state in enumerate(states)))
+
+
+def outcome(rank: int, state: ReplicaState, **more) -> ReplicaOutcome:
+    reason = Reason.OK if state is S.SUCCEEDED else Reason.USER_ERROR
+    return ReplicaOutcome(rank, more.pop("attempt", 0), state, reason, **more)
+
+
+def exited(code: int) -> int:
+    return code << 8
+
+
+SUCCESS = {"state": "succeeded", "reason": "ok", "message": ""}
+FAILURE = {"state": "failed", "reason": "user_error", "message": "ValueError: x"}
+
+
+@pytest.mark.parametrize(
+    ("states", "together"),
+    [
+        ([S.PENDING, S.PENDING], S.PENDING),
+        ([S.PENDING, S.SUCCEEDED], S.RUNNING),
+        ([S.RUNNING, S.FAILED], S.RUNNING),
+        ([S.SUCCEEDED, S.SUCCEEDED], S.SUCCEEDED),
+        ([S.SUCCEEDED, S.FAILED, S.LOST], S.FAILED),
+        ([S.CANCELLED, S.LOST], S.LOST),
+        ([S.CANCELLED, S.SUCCEEDED], S.CANCELLED),
+    ],
+)
+def test_a_run_in_one_word(states, together):
+    assert run_status(*states).state is together
+
+
+def test_status_survives_json():
+    status = ReplicaStatus(
+        2, S.FAILED, Reason.OOM, "m", 137, "h", 1, "n", 1.0, 2.0, Progress(3, {"loss": 1.0}, "l", 4.0)
+    )
+    assert ReplicaStatus.from_json(status.to_json()) == status
+
+
+@pytest.mark.parametrize(
+    ("wait_status", "asked", "record", "oom", "state", "reason", "code"),
+    [
+        (exited(0), Asked.NOTHING, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
+        (exited(0), Asked.NOTHING, None, False, S.FAILED, Reason.NO_OUTCOME, 0),
+        (exited(1), Asked.NOTHING, FAILURE, False, S.FAILED, Reason.USER_ERROR, 1),
+        (exited(3), Asked.NOTHING, None, False, S.FAILED, Reason.USER_ERROR, 3),
+        (exited(1), Asked.NOTHING, SUCCESS, False, S.FAILED, Reason.OK, 1),
+        (signal.SIGKILL, Asked.NOTHING, None, False, S.FAILED, Reason.KILLED, 137),
+        (signal.SIGKILL, Asked.NOTHING, None, True, S.FAILED, Reason.OOM, 137),
+        (signal.SIGSEGV, Asked.NOTHING, None, True, S.FAILED, Reason.KILLED, 139),
+        (signal.SIGKILL, Asked.TIMEOUT, None, False, S.FAILED, Reason.TIMEOUT, 137),
+        (exited(143), Asked.CANCEL, FAILURE, False, S.CANCELLED, Reason.CANCELLED, 143),
+        (exited(143), Asked.PREEMPT, FAILURE, False, S.FAILED, Reason.PREEMPTED, 143),
+        (exited(0), Asked.CANCEL, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
+    ],
+)
+def test_what_became_of_a_process(wait_status, asked, record, oom, state, reason, code):
+    fate = fate_of(wait_status, asked, record, limit_s=5, oom=oom)
+    assert (fate.state, fate.reason, fate.exit_code) == (state, reason, code)
+
+
+def test_a_charge_restarts_until_it_may_not_and_its_limit_counts_from_the_first_start():
+    charge = Charge(0, max_restarts=1, timeout_s=10, grace_s=1)
+    charge.started(100, now=0.0, wall=0.0)
+    charge.ended(fate_of(exited(1), Asked.NOTHING, None, limit_s=10, oom=False), wall=1.0)
+    charge.stored(now=1.0)
+    assert (charge.state, charge.attempt, charge.start_at) == (S.PENDING, 1, 1.25)
+    charge.started(101, now=2.0, wall=2.0)
+    assert charge.limit_at == 10.0
+    charge.ended(fate_of(exited(1), Asked.NOTHING, None, limit_s=10, oom=False), wall=3.0)
+    charge.stored(now=3.0)
+    assert (charge.state, charge.attempt) == (S.FAILED, 1)
+
+
+def test_a_timeout_is_not_restarted():
+    charge = Charge(0, max_restarts=5, timeout_s=10, grace_s=1)
+    charge.started(100, now=0.0, wall=0.0)
+    charge.asked = Asked.TIMEOUT
+    charge.ended(fate_of(signal.SIGKILL, Asked.TIMEOUT, None, limit_s=10, oom=False), wall=11.0)
+    charge.stored(now=11.0)
+    assert (charge.state, charge.reason) == (S.FAILED, Reason.TIMEOUT)
+
+
+def test_without_a_shepherd_only_what_was_over_is_believed():
+    rows = [ReplicaStatus(0, S.SUCCEEDED).to_json(), ReplicaStatus(1, S.RUNNING).to_json()]
+    alive = local_status(2, rows, shepherd_lives=True, cancel_asked=False)
+    dead = local_status(2, rows, shepherd_lives=False, cancel_asked=False)
+    assert [r.state for r in alive.replicas] == [S.SUCCEEDED, S.RUNNING]
+    assert [r.state for r in dead.replicas] == [S.SUCCEEDED, S.LOST]
+
+
+def test_the_store_knows_better_only_where_the_backend_forgot():
+    outcomes = {0: outcome(0, S.SUCCEEDED), 1: outcome(1, S.SUCCEEDED), 2: outcome(2, S.FAILED)}
+    joined = join(run_status(S.LOST, S.CANCELLED, S.RUNNING, S.LOST), outcomes)
+    assert [r.state for r in joined.replicas] == [S.SUCCEEDED, S.CANCELLED, S.RUNNING, S.LOST]
+
+
+def test_an_outcome_of_an_earlier_attempt_does_not_count():
+    status = RunStatus((ReplicaStatus(0, S.LOST, attempt=1),))
+    assert join(status, {0: outcome(0, S.FAILED, attempt=0)}).state is S.LOST
+
+
+def test_a_good_end_without_an_outcome_is_a_failure_with_that_reason():
+    joined = join(run_status(S.SUCCEEDED), {})
+    assert (joined.replicas[0].state, joined.replicas[0].reason) == (S.FAILED, Reason.NO_OUTCOME)
+
+
+def test_an_outcome_stands_under_the_joined_verdict():
+    own = outcome(0, S.SUCCEEDED, result=5)
+    assert outcome_of(ReplicaStatus(0, S.CANCELLED, Reason.CANCELLED), own).state is S.CANCELLED
+    assert outcome_of(ReplicaStatus(0, S.SUCCEEDED), own).result == 5
+    assert outcome_of(ReplicaStatus(0, S.FAILED, Reason.KILLED, "m", 137), None).exit_code == 137
+
+
+def test_outcomes_survive_json():
+    whole = outcome(1, S.FAILED, error=ErrorReport("E", "m", "tb"), last_lines=("a",), metrics={"loss": 1.0})
+    assert ReplicaOutcome.from_json(whole.to_json()) == whole
+
+
+def test_a_failed_run_names_ranks_reasons_last_lines_and_the_next_command():
+    failed = ReplicaOutcome(1, 0, S.FAILED, Reason.KILLED, "killed by SIGKILL", 137, last_lines=("the end",))
+    result = RunResult("my run", (outcome(0, S.SUCCEEDED), failed))
+    with pytest.raises(RunFailed) as caught:
+        result.raise_for_failures()
+    text = str(caught.value)
+    assert "1 of 2 replicas did not succeed" in text
+    assert "rank 1: failed, killed, exit code 137: killed by SIGKILL" in text
+    assert "| the end" in text
+    assert "atoll logs 'my run' --rank 1" in text
+    assert caught.value.result is result
