@@ -28,7 +28,7 @@ FORMAT = 1
 def record_run(store: Store, spec: RunSpec, *, executor: str) -> bool:
     """Create `run.json`. False if the very same run is there already; `Conflict` if another one is."""
     record = {"format": FORMAT, "spec": spec.to_json(), "executor": executor}
-    store.put(keys.index_key(spec.run_id), b"")  # first, so that a run is never there unlisted
+    store.put(keys.index_key(spec.run_id), spec.run_id.encode())  # first, so that a run is never there unlisted
     try:
         store.create(RunKeys(spec.run_id).run(), _encode({**record, "created_at": time.time()}))
     except KeyExists:
@@ -78,11 +78,9 @@ def read_handle(store: Store, run_id: str) -> RunHandle | None:
 
 def run_ids(store: Store) -> Iterator[str]:
     """Every run of the store."""
-    from urllib.parse import unquote
-
     for key in store.list(keys.index_prefix()):
         part = key.removeprefix(keys.index_prefix())
-        yield unquote(part[1:]) if part.startswith("%") else part
+        yield bytes(store.get(key)).decode() if part.startswith("~") else part
 
 
 def _differences(present: Any, wanted: Any, where: str = "") -> Iterator[str]:

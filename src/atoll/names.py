@@ -78,9 +78,7 @@ def native_name(run_id: str, scope: str, *, limit: int = 63, reserve: int = 0) -
 
 
 def key_name(run_id: str) -> str:
-    """The run id as one part of an object key: itself where it is plain, else a distinct escaped form."""
+    """The run id as one part of an object key: itself where it is plain, else `~` and a native name."""
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
         return run_id
-    from urllib.parse import quote
-
-    return "%" + quote(run_id, safe="").replace(".", "%2E")
+    return "~" + native_name(run_id, "")

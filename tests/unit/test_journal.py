@@ -44,7 +44,7 @@ def test_the_first_handle_counts(memory):
 
 
 def test_runs_are_listed_whatever_they_are_called(memory):
-    names = ["plain", "Ünï 'x'", "a.b", "%41"]
+    names = ["plain", "Ünï 'x'", "a.b", "%41", "跑" * 128, "😀" * 30]
     for name in names:
         journal.record_run(memory, spec(run_id=name), executor="local")
     assert sorted(journal.run_ids(memory)) == sorted(names)
