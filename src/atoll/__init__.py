@@ -5,9 +5,11 @@ The public names below are loaded when they are first used: `import atoll` itsel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # type checkers know the name; importing `typing` would double the time of `atoll --help`
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from atoll.context import ReplicaContext as ReplicaContext
     from atoll.context import current as current
     from atoll.errors import AtollError as AtollError
