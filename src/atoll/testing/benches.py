@@ -1,0 +1,110 @@
+"""Benches of the executors that need nothing but this machine: the local one, and the one of the scripted cloud."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.executors.base import Plan
+from atoll.handle import RunHandle
+from atoll.registry import store_uri
+from atoll.replica.spool import Spool
+from atoll.testing.executor_bench import Bench, Call, Fault
+from atoll.testing.scripted_service import ScriptedService
+from atoll.testing.scripted_wire import ScriptedServer
+
+
+@dataclass
+class LocalBench(Bench):
+    """The local executor, with spools and store in a folder of the test."""
+
+    @classmethod
+    def below(cls, folder: Path) -> LocalBench:
+        """Expects the variable `CONTRACT_VAULT` in this process: it is the secret."""
+        return cls(
+            "atoll.executors.local.executor:LocalExecutor",
+            store_uri(str(folder / "store")),
+            {"root": str(folder / "spools")},
+            secret=("env:CONTRACT_VAULT", "hunter2 hunter3"),
+        )
+
+    def forget(self, handle: RunHandle) -> None:
+        shutil.rmtree(f"/{handle.native_id}")
+
+    @contextmanager
+    def start_broken(self, plan: Plan, rank: int) -> Iterator[None]:
+        """A file lies where the shepherd wants to make the folder of this rank."""
+        folder = Spool(plan.request["label"]).attempt(rank, 0).root.parent
+        folder.parent.mkdir(parents=True)
+        folder.touch()
+        yield
+
+
+@dataclass
+class ScriptedBench(Bench):
+    """The scripted executor, a cloud of its own behind it, and a store in a folder of the test."""
+
+    service: ScriptedService = field(default_factory=ScriptedService)
+
+    @classmethod
+    @contextmanager
+    def below(cls, folder: Path, *, group: bool = False) -> Iterator[ScriptedBench]:
+        service = ScriptedService(vault={"contract": "hunter2 hunter3", "one": "1", "two": "2"})
+        server = ScriptedServer(service)
+        try:
+            yield cls(
+                "atoll.testing.scripted:ScriptedExecutor",
+                store_uri(str(folder / "store")),
+                {"endpoint": server.endpoint, "group": group},
+                secret=("vault:contract", "hunter2 hunter3"),
+                impatient={"timeout_s": 0.4},
+                extra="scripted",
+                sdk=["atoll.testing.scripted_wire"],
+                faults=service,
+                service=service,
+            )
+        finally:
+            service.close()
+            server.close()
+
+    def kill_replica(self, run_id: str, rank: int) -> None:
+        """The whole machine goes: not even the container's first process has a last word."""
+        os.kill(self.service.container(run_id, rank), signal.SIGKILL)
+
+    def forget(self, handle: RunHandle) -> None:
+        self.service.forget(handle.native_id)
+
+    @contextmanager
+    def queue_held(self) -> Iterator[None]:
+        self.service.admits.clear()
+        try:
+            yield
+        finally:
+            self.service.admits.set()
+
+    @contextmanager
+    def start_broken(self, plan: Plan, rank: int) -> Iterator[None]:
+        self.service.fail(Call.CREATE, Fault.FORBIDDEN, nth=min(rank + 1, self.creates(plan.replicas)))
+        try:
+            yield
+        finally:
+            self.service.heal()
+
+    def creates(self, replicas: int) -> int:
+        return 1 if self.settings["group"] else replicas
+
+    def calls(self) -> int:
+        return self.service.counts.total()
+
+    def kill_points(self, replicas: int) -> Sequence[str]:
+        numbers = range(1, self.creates(replicas) + 1)
+        return [f"{when} create {number}" for number in numbers for when in ("before", "after")]
+
+    def at_point(self, point: str, action: Callable[[], None]) -> None:
+        when, _, number = point.split()
+        self.service.on(Call.CREATE, action, nth=int(number), after_effect=when == "after")

@@ -1,0 +1,142 @@
+"""Entry points that the executor contract launches, and what they leave in the store for the suite to count.
+
+Every process that enters user code creates an object of its own, so that a twin cannot hide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from atoll._time import SYSTEM_CLOCK, Deadline
+from atoll.context import ReplicaContext
+from atoll.errors import KeyExists, KeyNotFound
+from atoll.names import key_name
+from atoll.stores.base import Store
+
+HOLD_S = 120.0
+"""A replica nobody lets go ends by itself after this long, so that a broken adapter leaves nothing for ever."""
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Start:
+    """One process that entered user code."""
+
+    rank: int
+    attempt: int
+    pid: int
+    host: str
+
+
+def starts(store: Store, run_id: str) -> list[Start]:
+    """Every process of the run that ever entered user code, by rank."""
+    found = [json.loads(bytes(store.get(key))) for key in store.list(f"{_prefix(run_id)}start/")]
+    return sorted((Start(**each) for each in found), key=lambda start: (start.rank, start.attempt, start.pid))
+
+
+def let_go(store: Store, run_id: str) -> None:
+    """Allow replicas in `hold` to return."""
+    store.put(f"{_prefix(run_id)}go", b"")
+
+
+def farewells(store: Store, run_id: str) -> list[int]:
+    """Ranks in `hold` that were asked to stop, and had the time to say so."""
+    prefix = f"{_prefix(run_id)}farewell/"
+    return [int(key.removeprefix(prefix)) for key in store.list(prefix)]
+
+
+def echo(ctx: ReplicaContext, **args: Any) -> dict[str, Any]:
+    """Return what arrived."""
+    _mark(ctx)
+    return {"rank": ctx.rank, "world_size": ctx.world_size, "args": args}
+
+
+def variables(ctx: ReplicaContext, *, names: Sequence[str]) -> dict[str, str | None]:
+    """Return the values of environment variables."""
+    _mark(ctx)
+    return {name: os.environ.get(name) for name in names}
+
+
+def hold(ctx: ReplicaContext, *, stubborn: bool = False) -> int:
+    """Go on until `let_go`; say farewell when asked to stop, or with `stubborn` do not listen at all."""
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _mark(ctx)
+    try:
+        _until_let_go(ctx)
+    except SystemExit:
+        ctx.store.create(f"{_prefix(ctx.run_id)}farewell/{ctx.rank:05d}", b"")
+        raise
+    return ctx.rank
+
+
+def act(ctx: ReplicaContext, *, parts: Sequence[str]) -> str:
+    """Each rank ends as its part says: `return`, `raise`, `sys_exit`, `os_exit` or `sigkill`."""
+    _mark(ctx)
+    part = parts[ctx.rank]
+    if part == "raise":
+        raise ValueError(f"rank {ctx.rank} raises, as it was told to")
+    if part == "sys_exit":
+        sys.exit(3)
+    if part == "os_exit":
+        os._exit(3)
+    if part == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return part
+
+
+def fail_once(ctx: ReplicaContext) -> str:
+    """Fail in the first process of each rank, and succeed in the next."""
+    _mark(ctx)
+    try:
+        ctx.store.create(f"{_prefix(ctx.run_id)}failed/{ctx.rank:05d}", b"")
+    except KeyExists:
+        return "second try"
+    raise ValueError("the first try fails")
+
+
+def say(ctx: ReplicaContext, *, lines: Sequence[str], unfinished: str = "", then_hold: bool = False) -> None:
+    """Print the lines of this rank, then an unfinished one; on request, hold in between."""
+    _mark(ctx)
+    for line in lines:
+        print(line.replace("{rank}", str(ctx.rank)), flush=True)
+    if then_hold:
+        _until_let_go(ctx)
+    sys.stdout.write(unfinished)
+    sys.stdout.flush()
+
+
+def _until_let_go(ctx: ReplicaContext) -> None:
+    deadline = Deadline(HOLD_S, SYSTEM_CLOCK)
+    while not _is_there(ctx.store, f"{_prefix(ctx.run_id)}go"):
+        if deadline.is_past:
+            _give_up()
+        deadline.sleep(_POLL_S)
+
+
+def _give_up() -> NoReturn:
+    raise TimeoutError(f"nobody let this replica go within {HOLD_S:g} s")
+
+
+def _mark(ctx: ReplicaContext) -> None:
+    start = {"rank": ctx.rank, "attempt": ctx.attempt, "pid": os.getpid(), "host": os.uname().nodename}
+    ctx.store.create(f"{_prefix(ctx.run_id)}start/{ctx.rank:05d}-{uuid.uuid4().hex}", json.dumps(start).encode())
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.get(key)
+    except KeyNotFound:
+        return False
+    return True
+
+
+def _prefix(run_id: str) -> str:
+    return f"contract/{key_name(run_id)}/"

@@ -1,0 +1,33 @@
+"""Every executor keeps the Executor contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.testing.benches import LocalBench, ScriptedBench
+from atoll.testing.executor_bench import Bench
+from atoll.testing.executor_contract import ExecutorContract
+
+
+class TestLocal(ExecutorContract):
+    @pytest.fixture
+    def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        monkeypatch.setenv("CONTRACT_VAULT", "hunter2 hunter3")
+        return LocalBench.below(tmp_path)
+
+
+class TestScripted(ExecutorContract):
+    @pytest.fixture
+    def bench(self, tmp_path: Path) -> Iterator[Bench]:
+        with ScriptedBench.below(tmp_path) as bench:
+            yield bench
+
+
+class TestScriptedGroup(ExecutorContract):
+    @pytest.fixture
+    def bench(self, tmp_path: Path) -> Iterator[Bench]:
+        with ScriptedBench.below(tmp_path, group=True) as bench:
+            yield bench
