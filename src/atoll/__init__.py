@@ -8,7 +8,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # type checkers know the name; importing `typing` would double the time of `atoll --help`
 
 if TYPE_CHECKING:
-    from typing import Any
+    import typing
 
     from atoll.context import ReplicaContext as ReplicaContext
     from atoll.context import current as current
@@ -53,7 +53,7 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name not in _HOMES:
         raise AttributeError(f"module `atoll` has no attribute `{name}`")
     from importlib import import_module

@@ -3,7 +3,8 @@
     run.json ──> launch/intent.json ──> (submit) ──> launch/handle.json
 
 Each is created once and never changed, so a second launcher with the same run id sees how far the first one came and
-goes on from there. Submitting again is safe because executors adopt what already exists.
+goes on from there. Submitting again is safe because executors adopt what already exists. Once somebody has asked the
+run to stop there is also `launch/cancelled.json`.
 """
 
 from __future__ import annotations
@@ -74,6 +75,23 @@ def read_handle(store: Store, run_id: str) -> RunHandle | None:
         return RunHandle.parse(_decode(store.get(RunKeys(run_id).handle()))["handle"])
     except KeyNotFound:
         return None
+
+
+def record_cancel(store: Store, run_id: str) -> None:
+    """Say that the run was asked to stop, for whoever looks when the backend has forgotten it."""
+    try:
+        store.create(RunKeys(run_id).cancelled(), _encode({"at": time.time()}))
+    except KeyExists:
+        pass
+
+
+def is_cancelled(store: Store, run_id: str) -> bool:
+    """Whether somebody asked the run to stop."""
+    try:
+        store.get(RunKeys(run_id).cancelled())
+    except KeyNotFound:
+        return False
+    return True
 
 
 def run_ids(store: Store) -> Iterator[str]:

@@ -79,21 +79,25 @@ class RunResult:
         return {"run_id": self.run_id, "ok": self.ok, "outcomes": [outcome.to_json() for outcome in self.outcomes]}
 
 
-def join(status: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
+def join(status: RunStatus, outcomes: Mapping[int, ReplicaOutcome], *, cancelled: bool = False) -> RunStatus:
     """Two witnesses, one answer: the backend's status, corrected by what replicas wrote in the store.
 
     The store knows better only where the backend forgot (LOST), and where a process that ended well left no outcome.
+    `cancelled` says that the store has a request to stop: a replica told to leave then was cancelled, not preempted.
     """
-    return status.with_replicas(_join_one(replica, outcomes.get(replica.rank)) for replica in status.replicas)
+    return status.with_replicas(_join_one(r, outcomes.get(r.rank), cancelled) for r in status.replicas)
 
 
-def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaStatus:
+def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: bool) -> ReplicaStatus:
     if replica.state is ReplicaState.SUCCEEDED and outcome is None:
         message = "the process ended well but left no outcome record in the store"
         return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=message)
     if outcome is None or outcome.attempt < replica.attempt:
         return replica
     if replica.state is ReplicaState.LOST:
+        if cancelled and outcome.reason is Reason.PREEMPTED:
+            message = "cancelled on request"
+            return replace(replica, state=ReplicaState.CANCELLED, reason=Reason.CANCELLED, message=message)
         return replace(
             replica,
             state=outcome.state,

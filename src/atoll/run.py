@@ -131,10 +131,14 @@ class Draft:
             upload(self.bundle, self.store)
         journal.record_run(self.store, self.spec, executor=self.executor.name)
         handle = journal.read_handle(self.store, run_id)
+        if handle is None and journal.is_cancelled(self.store, run_id):
+            return Run(self.spec, self.executor, self.store, None)
         if handle is None:
             request = json.dumps(self.plan.request, sort_keys=True).encode()
             journal.record_intent(self.store, run_id, hashlib.sha256(request).hexdigest())
             handle = journal.record_handle(self.store, run_id, self.executor.submit(self.plan))
+            if journal.is_cancelled(self.store, run_id):
+                self.executor.cancel(handle)  # somebody changed their mind while we were starting it
         index.remember(run_id, self.store.uri, str(handle))
         return Run(self.spec, self.executor, self.store, handle)
 
@@ -168,7 +172,7 @@ class Run:
     def status(self, *, progress: bool = True) -> RunStatus:
         """How every rank is doing, from both witnesses: the backend and the store."""
         backend = self._backend_status()
-        status = join(backend, self._witness.outcomes()) if _needs_store(backend) else backend
+        status = self._joined(backend, self._witness.outcomes()) if _needs_store(backend) else backend
         if not progress:
             return status
         beats = self._witness.progress(len(status.replicas))
@@ -202,7 +206,10 @@ class Run:
         return status
 
     def cancel(self) -> None:
-        """Stop every replica; returns when nothing runs."""
+        """Stop every replica; returns when nothing runs. A run that was not started yet never will be."""
+        if not self.status(progress=False).is_terminal:
+            journal.record_cancel(self.store, self.id)
+        self._handle = self._handle or journal.read_handle(self.store, self.id)
         if self._handle is not None:
             self.executor.cancel(self._handle)
 
@@ -210,7 +217,7 @@ class Run:
         """How every rank ended and what it returned. Raises `WaitTimeout` if the run is not over."""
         backend = self._backend_status()
         outcomes = self._witness.outcomes(with_results=True)
-        status = join(backend, outcomes)
+        status = self._joined(backend, outcomes)
         if not status.is_terminal:
             raise WaitTimeout(f"run `{self.id}` is not over: it is {status.state}", hint=f"atoll wait {self.id}")
         joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
@@ -229,11 +236,16 @@ class Run:
         if not 0 <= rank < self.spec.placement.replicas:
             raise ConfigError(f"rank {rank}: run `{self.id}` has ranks 0 to {self.spec.placement.replicas - 1}")
         if since is None and attempt is None and self._handle is not None:
+            began = False
             try:
-                yield from self.executor.logs(self._handle, rank, tail=tail, follow=follow)
+                for line in self.executor.logs(self._handle, rank, tail=tail, follow=follow):
+                    began = True
+                    yield line
                 return
             except BackendError:
-                pass  # the machine or the job is gone; the store still has what was sealed
+                if began:
+                    raise
+                # The machine or the job is gone; the store still has what was sealed.
         is_over = lambda: self.status(progress=False).replicas[rank].state.is_terminal  # noqa: E731
         yield from stored_logs.lines(
             self._witness,
@@ -246,10 +258,17 @@ class Run:
         )
 
     def _backend_status(self) -> RunStatus:
+        if self._handle is None and journal.is_cancelled(self.store, self.id):
+            message = "cancelled before it started"
+            return RunStatus.uniform(self.spec.placement.replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
         if self._handle is None:
             message = "its launcher was interrupted before it started; launch it again to go on"
             return RunStatus.uniform(self.spec.placement.replicas, ReplicaState.PENDING, Reason.WAITING, message)
         return self.executor.status(self._handle)
+
+    def _joined(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
+        forgotten = any(replica.state is ReplicaState.LOST for replica in backend.replicas)
+        return join(backend, outcomes, cancelled=forgotten and journal.is_cancelled(self.store, self.id))
 
     def _with_last_lines(self, outcome: ReplicaOutcome) -> ReplicaOutcome:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
@@ -258,7 +277,8 @@ class Run:
 
 
 def _needs_store(status: RunStatus) -> bool:
-    return any(r.state in (ReplicaState.LOST, ReplicaState.SUCCEEDED) for r in status.replicas)
+    """While a run is going the backend knows best; what it forgot, and how it ended, the store knows."""
+    return status.is_terminal or any(r.state is ReplicaState.LOST for r in status.replicas)
 
 
 def _code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import Conflict, InvalidSpec, RunFailed, RunNotFound, Unsupported, WaitTimeout
+from atoll.errors import Conflict, InvalidSpec, RunFailed, RunNotFound, SubmitError, Unsupported, WaitTimeout
 from atoll.replica import processes
 from atoll.replica.spool import Spool
 from atoll.run import Run
@@ -424,3 +425,41 @@ def test_paths_with_hostile_names_work(tmp_path, monkeypatch):
     run = atoll.launch("jobs:echo", store=str(folder / "st ore"), run_id="Ünï 'code' \"run\"; $(x)")
     run.wait(LIMIT_S)
     assert run.result().raise_for_failures().values[0]["rank"] == 0
+
+
+def test_a_run_cancelled_before_it_started_never_starts(jobs, store, tmp_path):
+    from atoll import journal
+
+    draft = atoll.prepare("jobs:echo", store=store, run_id="never")
+    journal.record_run(draft.store, draft.spec, executor="local")  # the launcher dies here
+    run = atoll.attach("never", store=store)
+    assert run.status().state is ReplicaState.PENDING
+    run.cancel()
+    assert run.status().state is ReplicaState.CANCELLED
+    again = draft.submit()
+    assert again.status().state is ReplicaState.CANCELLED
+    assert not processes.of_label(draft.plan.request["label"])
+
+
+FORK_FAILS = """
+import errno, os, sys
+fork, calls = os.fork, iter(range(100))
+def failing():
+    if next(calls) == 3:
+        raise OSError(errno.EAGAIN, "no more processes")
+    return fork()
+os.fork = failing
+from atoll.replica.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def test_if_not_all_replicas_can_be_started_none_is(jobs, store):
+    draft = atoll.prepare("jobs:hang", replicas=4, store=store)
+    request = draft.plan.request
+    broken = {**request, "command": [sys.executable, "-c", FORK_FAILS, "--spool", request["label"]]}
+    with pytest.raises(SubmitError, match="no more processes") as caught:
+        draft.executor.submit(dataclasses.replace(draft.plan, request=broken))
+    assert caught.value.left_running == ()
+    assert not processes.of_label(request["label"])
+    assert not Spool(request["label"]).status.exists()

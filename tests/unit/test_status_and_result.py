@@ -114,6 +114,12 @@ def test_the_store_knows_better_only_where_the_backend_forgot():
     assert [r.state for r in joined.replicas] == [S.SUCCEEDED, S.CANCELLED, S.RUNNING, S.LOST]
 
 
+def test_a_replica_told_to_leave_by_a_cancel_was_cancelled_and_not_preempted():
+    left = {0: ReplicaOutcome(0, 0, S.FAILED, Reason.PREEMPTED)}
+    assert join(run_status(S.LOST), left, cancelled=True).state is S.CANCELLED
+    assert join(run_status(S.LOST), left).state is S.FAILED
+
+
 def test_an_outcome_of_an_earlier_attempt_does_not_count():
     status = RunStatus((ReplicaStatus(0, S.LOST, attempt=1),))
     assert join(status, {0: outcome(0, S.FAILED, attempt=0)}).state is S.LOST

@@ -16,14 +16,14 @@ from typing import NoReturn
 from atoll.replica.spool import Spool
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> NoReturn:
     """Be a shepherd until every rank has settled; in each forked replica, be that replica."""
     if argv[:1] == ["--spool"]:
-        return _local(Spool(argv[1]), int(argv[2]))
-    return _container(argv)
+        _local(Spool(argv[1]), int(argv[2]))
+    _container(argv)
 
 
-def _local(spool: Spool, ready: int) -> int:
+def _local(spool: Spool, ready: int) -> NoReturn:
     """Leave the launcher's session, then look after the run. `ready` is told when the run is in safe hands."""
     if os.fork() > 0:
         os._exit(0)
@@ -36,7 +36,7 @@ def _local(spool: Spool, ready: int) -> int:
 
     if not spool.hold() or spool.status.exists():
         tell_launcher()  # somebody else has the run in hand, or it is over: there will be no twins
-        return 0
+        sys.exit(0)
     _shepherd(spool, tell_launcher)
 
 
@@ -62,7 +62,7 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _container(argv: list[str]) -> int:
+def _container(argv: list[str]) -> NoReturn:
     from atoll.errors import AtollError
     from atoll.replica.container import prepare
     from atoll.replica.fate import Asked
@@ -71,7 +71,7 @@ def _container(argv: list[str]) -> int:
         spool = prepare(argv, os.environ)
     except AtollError as exc:
         print(f"error: {exc}", file=sys.stderr)
-        return exc.exit_code
+        sys.exit(exc.exit_code)
     _shepherd(spool, stop_means=Asked.PREEMPT)
 
 
@@ -83,4 +83,4 @@ def _write_diary(spool: Spool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -11,7 +11,8 @@ import os
 import select
 import sys
 import time
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from atoll.errors import StoreError
 from atoll.registry import open_store
@@ -19,6 +20,9 @@ from atoll.replica import processes
 from atoll.replica.shipment import Shipment
 from atoll.replica.spool import Spool
 from atoll.stores.base import Store
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 TICK_S = 0.25
 _FINAL_PATIENCE_S = 60.0
@@ -64,15 +68,18 @@ class Scribe:
         return False
 
     def _tick(self) -> None:
-        due = [(which, shipment) for which, shipment in self._shipments.items()]
-        if len(due) > 8 and not self._plan["store"].startswith("file:"):
-            from concurrent.futures import ThreadPoolExecutor
-
-            with ThreadPoolExecutor(16) as pool:
-                list(pool.map(lambda item: self._ship(*item), due))
+        due = list(self._shipments.items())
+        if len(due) > 4 and not self._plan["store"].startswith("file:"):
+            list(self._pool.map(lambda item: self._ship(*item), due))  # a distant store: many at once
         else:
             for which, shipment in due:
                 self._ship(which, shipment)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(16, "scribe")
 
     def _ship(self, which: tuple[int, int], shipment: Shipment) -> None:
         is_final = which in self._ended

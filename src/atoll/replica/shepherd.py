@@ -19,7 +19,9 @@ import select
 import signal
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 from atoll.context import ATTEMPT, SPOOL
 from atoll.replica import processes
@@ -54,15 +56,17 @@ class Shepherd:
     def run(self, *, on_ready: Any = None) -> Attempt | None:
         """Look after every rank until it is settled."""
         self._listen()
-        self._write_status()
+        self._write_status()  # from here on the run has begun, and nobody begins it again
+        if self._spool.cancel.exists():
+            self._stop_all()
+        try:
+            for charge in self._charges:
+                if not charge.is_settled and (attempt := self._start(charge)):
+                    return attempt
+        except OSError as exc:
+            self._abort(exc)
         if on_ready is not None:
             on_ready()
-        if self._spool.cancel.exists():
-            self._stop_asked = True
-            self._stop_all()
-        for charge in self._charges:
-            if not charge.is_settled and (attempt := self._start(charge)):
-                return attempt
         self._scribe.start(self._close_inherited)
         for charge in self._charges:
             self._scribe.tell("started", charge.rank, charge.attempt)
@@ -92,7 +96,7 @@ class Shepherd:
                 charge.kill_at = now + 5.0
             elif charge.pid is not None and charge.asked is Asked.NOTHING and now >= (charge.limit_at or now):
                 self._stop(charge, Asked.TIMEOUT)
-            elif charge.start_at is not None and now >= charge.start_at and (attempt := self._start(charge)):
+            elif charge.start_at is not None and now >= charge.start_at and (attempt := self._restart(charge)):
                 return attempt
         return None
 
@@ -114,6 +118,14 @@ class Shepherd:
             self._scribe.tell("started", charge.rank, charge.attempt)
         return None
 
+    def _restart(self, charge: Charge) -> Attempt | None:
+        try:
+            return self._start(charge)
+        except OSError as exc:
+            message = f"attempt {charge.attempt} could not be started: {exc}"
+            charge.settle(Fate(ReplicaState.FAILED, Reason.BACKEND, message, None))
+            return None
+
     def _become_replica(self, charge: Charge, attempt: Attempt) -> None:
         _set_group(0)
         signal.set_wakeup_fd(-1)
@@ -127,6 +139,15 @@ class Shepherd:
         os.environ.update(self._plan["rank_environment"][str(charge.rank)])
         os.environ[ATTEMPT] = str(charge.attempt)
         os.environ[SPOOL] = str(attempt.root)
+
+    def _abort(self, exc: OSError) -> NoReturn:
+        """Not every replica could be started, so none is: as if this had never begun."""
+        for charge in self._charges:
+            if charge.pid is not None:
+                self._signal(charge, signal.SIGKILL)
+                os.waitpid(charge.pid, 0)
+        self._spool.status.unlink(missing_ok=True)
+        raise SystemExit(f"cannot start {len(self._charges)} replicas here: {exc}")
 
     def _close_inherited(self, leash: bool = True) -> None:
         """In a child: let go of what only the shepherd may hold."""
@@ -187,7 +208,8 @@ class Shepherd:
         ooms = processes.oom_kills()
         fate = fate_of(wait_status, charge.asked, outcome, limit_s=charge.timeout_s, oom=ooms > self._ooms)
         self._ooms = ooms
-        write_json(attempt.outcome, self._outcome(charge, fate, outcome))
+        with _complaining():
+            write_json(attempt.outcome, self._outcome(charge, fate, outcome))
         charge.ended(fate, time.time())
         self._scribe.tell("ended", charge.rank, charge.attempt, patience_s=_STORE_PATIENCE_S)
 
@@ -249,7 +271,8 @@ class Shepherd:
         select.select([self._wake_read, *self._scribe.descriptors()], [], [], pause)
 
     def _write_status(self) -> None:
-        write_json(self._spool.status, [charge.status(self._host) for charge in self._charges])
+        with _complaining():
+            write_json(self._spool.status, [charge.status(self._host) for charge in self._charges])
 
     def _leave(self) -> None:
         """Everything is settled. The last status is written when nothing else of the run is left."""
@@ -258,6 +281,16 @@ class Shepherd:
         if left := processes.kill_all(label, but=frozenset({os.getpid()})):
             print(f"could not end processes {left} of {label}", file=sys.stderr, flush=True)
         self._write_status()
+
+
+@contextmanager
+def _complaining() -> Iterator[None]:
+    """A full disk is no reason to take the replicas down: say so, and go on."""
+    try:
+        yield
+    except OSError as exc:
+        with suppress(OSError):
+            print(f"shepherd: {exc}", file=sys.stderr, flush=True)
 
 
 def _set_group(pid: int) -> None:

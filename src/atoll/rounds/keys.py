@@ -80,6 +80,9 @@ class RunKeys:
     def handle(self) -> str:
         return f"{self.prefix}launch/handle.json"
 
+    def cancelled(self) -> str:
+        return f"{self.prefix}launch/cancelled.json"
+
     def outcomes_prefix(self) -> str:
         return f"{self.prefix}outcome/"
 

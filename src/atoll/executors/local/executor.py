@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -159,7 +160,8 @@ class LocalExecutor:
                 )
             finally:
                 os.close(ready_write)
-            answer = ready.read(3)
+            answered, _, _ = select.select([ready], [], [], _READY_S)
+            answer = ready.read(3) if answered else b""
             process.wait(_READY_S)
         if answer != b"ok\n":
             left = [f"process {pid}" for pid in processes.kill_all(str(spool.root))]
