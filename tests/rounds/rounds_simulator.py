@@ -55,7 +55,7 @@ class Simulation:
         self.tasks: dict[str, Task] = {}
         self.requests: dict[str, int] = {}
         self.before: Callable[[str, int, Op], str | None] | None = None
-        """Asked before each request with (replica, its count so far, request): `kill`, `kill after`, `pause` or None."""
+        """Asked before each request (replica, its count so far, request): `kill`, `kill after`, `pause` or None."""
         self.killed: list[str] = []
         self.paused: set[str] = set()
         """Replicas that get no turn, as after SIGSTOP."""
@@ -69,7 +69,7 @@ class Simulation:
         del self.tasks[name]
         self.killed.append(name)
 
-    def run(self, until: Callable[[], bool] | None = None, max_steps: int = 200_000) -> None:
+    def run(self, until: Callable[[], bool] | None = None, max_steps: int = 20_000) -> None:
         """Go on until everyone is done, `until` holds, or a replica was killed."""
         killed = len(self.killed)
         for _ in range(max_steps):

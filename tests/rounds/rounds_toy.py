@@ -19,6 +19,7 @@ from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit, LeftBehind
 from atoll.rounds.seal import digest
+from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts
 from atoll.testing.fakes import FakeClock
 
@@ -48,6 +49,7 @@ class Toy:
     is_retiring: bool = False
     chunk: int = CHUNK
     lease_s: float = 900.0
+    state: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, np.float32))
     history: list[str] = field(default_factory=list)
     """Digest of the state after every round."""
     settings: dict[str, Any] = field(default_factory=lambda: {"inner_steps": 3})
@@ -77,40 +79,41 @@ class Toy:
         """Join, catch up, train to the end; the final state."""
         protocol = self.protocol()
         buffers = yield from protocol.join(self.initial())
-        state = np.frombuffer(b"".join(bytes(b) for b in buffers), dtype=np.float32).copy()
-        round_no = 0
+        self.state = np.frombuffer(b"".join(bytes(b) for b in buffers), dtype=np.float32).copy()
+        round_no = yield from self.catch_up(protocol, 0)
         while round_no < self.rounds:
             try:
-                state, round_no = yield from self.advance(protocol, state, round_no)
+                round_no = yield from self.advance(protocol, round_no)
             except LeftBehind:
-                loaded = yield from protocol.load_snapshot()
-                assert loaded is not None
-                state = np.frombuffer(loaded.buffers["state"], dtype=np.float32).copy()
-                round_no = loaded.round_no
-        return state.tobytes()
+                round_no = yield from self.catch_up(protocol, round_no)
+        return self.state.tobytes()
 
-    def advance(
-        self, protocol: RoundProtocol, state: np.ndarray[Any, Any], round_no: int
-    ) -> Generator[Op, Any, tuple[np.ndarray[Any, Any], int]]:
-        mean = np.empty_like(state)
-        outcome = yield from protocol.replay(round_no, Parts([mean]))
-        if outcome is None:
-            head = yield from protocol.latest()
-            if head.next_round > round_no + 1 or (head.snapshot_round or 0) > round_no:
-                raise LeftBehind("far behind", round_no=round_no, latest=head.next_round)
-            update, weight = update_of(self.rank, round_no, state)
-            outcome = yield from protocol.exchange(
-                round_no, Parts([self.spoil(round_no, update)]), Parts([mean]), weight=weight, base=digest(state.data)
-            )
-        state = state - mean
+    def catch_up(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+        mean = np.empty_like(self.state)
+
+        def load(snapshot: LoadedSnapshot) -> None:
+            self.state = np.frombuffer(snapshot.buffers["state"], dtype=np.float32).copy()
+
+        return (yield from protocol.catch_up(round_no, lambda _: Parts([mean]), lambda _: self.apply(mean), load))
+
+    def advance(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+        update, weight = update_of(self.rank, round_no, self.state)
+        mean = np.empty_like(self.state)
+        outcome = yield from protocol.exchange(
+            round_no, Parts([self.spoil(round_no, update)]), Parts([mean]), weight=weight, base=digest(self.state.data)
+        )
+        self.apply(mean)
         round_no += 1
-        self.history.append(digest(state.data))
         if self.snapshot_every and round_no % self.snapshot_every == 0:
             yield from protocol.acknowledge(round_no)
-            yield from protocol.write_snapshot(round_no, {"state": state.data.cast("B")})
+            yield from protocol.write_snapshot(round_no, {"state": self.state.data.cast("B")})
             if self.is_retiring:
                 yield from protocol.retire()
-        return state, round_no
+        return round_no if outcome.is_included else (yield from self.catch_up(protocol, round_no))
+
+    def apply(self, mean: np.ndarray[Any, Any]) -> None:
+        self.state = self.state - mean
+        self.history.append(digest(self.state.data))
 
 
 def update_of(rank: int, round_no: int, state: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float]:

@@ -2,17 +2,18 @@
 
     client = RoundClient(store, run_id, rank, world_size, layouts=[layout], attempt=attempt)
     weights = client.join(initial_weights)             # agreed: whoever was first
-    for round_no in range(...):
+    first = client.catch_up(0, apply, load)            # what was committed before we came
+    for round_no in range(first, ...):
         done = client.exchange(round_no, update, weight=tokens)      # update: float32 vector, start minus now
         apply(done.mean)                               # the same bits on every replica
 
 Everything may raise: `Fenced` (stop: another process plays this rank), `QuorumLost`, `CorruptUpdate`, `StoreError`, and
-`LeftBehind` (the others are far ahead: `load_snapshot`, then `replay` until it gives None). No call waits for ever.
+`LeftBehind` (the others are far ahead: `catch_up`). No call waits for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -129,6 +130,23 @@ class RoundClient:
         while (found := self.replay(round_no)) is not None:
             yield found
             round_no += 1
+
+    def catch_up(
+        self, round_no: int, apply: Callable[[Exchanged], None], load: Callable[[LoadedSnapshot], None]
+    ) -> int:
+        """Take in everything committed from `round_no` on, and return the next round to contribute to.
+
+        `apply` gets each round's mean, in order; `load` gets a snapshot that replaces the state, when replaying is not
+        possible or more work. Call it after `join`, after `LeftBehind`, and after a round that did not include us.
+        """
+        means: list[F32] = []
+
+        def room(fragment: int) -> Sink:
+            means[:] = [np.empty(self.agreement.layouts[fragment].size, dtype=np.float32)]
+            return Parts(means)
+
+        steps = self._protocol.catch_up(round_no, room, lambda outcome: apply(Exchanged(outcome, means[0])), load)
+        return self._drive(steps)
 
     def latest(self) -> Head:
         """Where the others are."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,14 @@ from atoll.rounds.layout import Layout, default_chunk
 from atoll.rounds.member import Member, Tuning
 from atoll.rounds.ops import Steps
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.records import Agreement
+from atoll.rounds.records import Agreement, LeftBehind
 from atoll.rounds.requests import Requests
 from atoll.rounds.snapshots import LoadedSnapshot, load_snapshot, snapshot_rounds, write_snapshot
 from atoll.rounds.vectors import Sink, Source
 from atoll.stores.base import Buffer
+
+REPLAY_LIMIT = 4
+"""With a snapshot further ahead than this many rounds, loading it is less work than replaying them."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Head:
 
     next_round: int
     """The first round that is not committed."""
+    oldest_round: int | None
+    """The oldest committed round that is still there."""
     snapshot_round: int | None
     """The newest round that has a snapshot."""
 
@@ -104,12 +109,45 @@ class RoundProtocol:
         self, round_no: int, source: Source, sink: Sink, *, weight: float, fragment: int | None = None, base: str = ""
     ) -> Steps[RoundOutcome]:
         """Contribute to a round and take in its mean."""
-        which = round_no % len(self.member.agreement.layouts) if fragment is None else fragment
+        which = self._fragment(round_no) if fragment is None else fragment
         return (yield from rounds_exchange.exchange(self.member, round_no, which, source, weight, base, sink))
 
     def replay(self, round_no: int, sink: Sink) -> Steps[RoundOutcome | None]:
         """Take in a round without contributing; None when it is not committed."""
         return (yield from rounds_exchange.replay(self.member, round_no, sink))
+
+    def catch_up(
+        self,
+        round_no: int,
+        sink: Callable[[int], Sink],
+        apply: Callable[[RoundOutcome], None],
+        load: Callable[[LoadedSnapshot], None],
+    ) -> Steps[int]:
+        """Take in all that was committed from `round_no` on; the next round to contribute to comes back.
+
+        `sink(fragment)` gives room for a mean, `apply` is called once it is filled. `load` replaces the state when the
+        rounds are gone, or when loading is less work than replaying.
+        """
+        while (head := (yield from self.latest())).next_round > round_no:
+            is_far = head.snapshot_round is not None and head.snapshot_round > round_no + REPLAY_LIMIT
+            if is_far or head.oldest_round is None or head.oldest_round > round_no:
+                round_no = yield from self._jump(round_no, load)
+            try:
+                while (outcome := (yield from self.replay(round_no, sink(self._fragment(round_no))))) is not None:
+                    apply(outcome)
+                    round_no += 1
+            except LeftBehind:
+                round_no = yield from self._jump(round_no, load)
+        return round_no
+
+    def _jump(self, round_no: int, load: Callable[[LoadedSnapshot], None]) -> Steps[int]:
+        """Take over a snapshot that is further than we are; the round it leads to."""
+        loaded = yield from self.load_snapshot(round_no + 1)
+        if loaded is None:
+            message = f"round {round_no} is gone and no snapshot after it can be read"
+            raise LeftBehind(message, round_no=round_no, latest=round_no)
+        load(loaded)
+        return loaded.round_no
 
     def latest(self) -> Steps[Head]:
         """Where the others are; two LISTs."""
@@ -117,7 +155,7 @@ class RoundProtocol:
         commits = [keys.parse_commit(key) for key in (yield from self.io.list(keys.commits_prefix()))]
         snapshots = yield from snapshot_rounds(self.member)
         next_round = max([-1, *commits, *(r - 1 for r in snapshots)]) + 1
-        return Head(next_round, snapshots[-1] if snapshots else None)
+        return Head(next_round, min(commits, default=None), max(snapshots, default=None))
 
     def write_snapshot(
         self, round_no: int, buffers: Mapping[str, Buffer], meta: Mapping[str, Any] | None = None
@@ -141,6 +179,9 @@ class RoundProtocol:
     def retire(self) -> Steps[int]:
         """Delete what no live replica needs; one replica calling it, after it wrote a snapshot, is enough."""
         return (yield from retention.retire(self.member, self._leases))
+
+    def _fragment(self, round_no: int) -> int:
+        return round_no % len(self.member.agreement.layouts)
 
     def leave(self) -> Steps[None]:
         """Say goodbye: the others do not wait for this rank any more."""

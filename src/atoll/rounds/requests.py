@@ -16,6 +16,8 @@ from atoll.stores.base import Buffer, Data, pieces
 
 T = TypeVar("T")
 
+LEAST_PAUSE_S = 0.001
+
 
 @dataclass
 class Counters:
@@ -108,9 +110,9 @@ class Requests:
         raise AssertionError("unreachable")
 
     def sleep(self, seconds: float) -> Steps[None]:
-        """Wait; counted as waiting."""
+        """Wait; counted as waiting. Never so short that a clock might not move."""
         began = self.clock.monotonic()
-        yield Sleep(seconds)
+        yield Sleep(max(seconds, LEAST_PAUSE_S))
         self.spend("wait", self.clock.monotonic() - began)
 
     def spend(self, phase: str, seconds: float) -> None:

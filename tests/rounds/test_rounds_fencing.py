@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounds_simulator import Simulation
+from rounds_toy import Toy, commits, fault_free
+
+from atoll.errors import Fenced
+from atoll.rounds.keys import RoundKeys
+from atoll.stores.memory import MemoryStore
+from atoll.testing.fakes import FakeClock
+
+
+def test_a_zombie_is_fenced_wherever_it_was_stopped_and_nothing_it_wrote_counts() -> None:
+    for moment in range(3, 60):
+        clock, store = FakeClock(), MemoryStore()
+        toys = [Toy(rank, 3, clock, rounds=2) for rank in range(3)]
+        simulation = Simulation(clock)
+        for toy in toys:
+            simulation.start(f"r{toy.rank}", toy.train(), store)
+        simulation.before = lambda name, n, _, m=moment: "pause" if (name, n) == ("r1", m) else None
+        simulation.run(until=lambda s=simulation: "r1" in s.paused or all(t.is_over for t in s.tasks.values()))
+        if "r1" not in simulation.paused:
+            break
+        simulation.before = None
+        simulation.start("new r1", toys[1].again(attempt=1).train(), store)
+        # Strict: the others cannot go on without the newcomer, and they finish before the zombie wakes.
+        simulation.run(until=lambda s=simulation: all(t.is_over for n, t in s.tasks.items() if n != "r1"))
+        before = {key: bytes(store.get(key)) for key in store.list("") if "/commits/" in key}
+        simulation.paused.clear()
+        simulation.run()
+        after = {key: bytes(store.get(key)) for key in store.list("") if "/commits/" in key}
+        zombie = simulation.tasks.pop("r1")
+        assert before == after
+        assert set(simulation.results().values()) == {fault_free(toys)}
+        # One that slept while it was only following may follow to the end; it may not lead.
+        assert isinstance(zombie.error, Fenced) or zombie.value == fault_free(toys), f"stopped at {moment}"
+
+
+def test_a_zombie_that_would_publish_is_told_before_it_writes() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    old, new = Toy(0, 1, clock), Toy(0, 1, clock, attempt=1, rounds=0)
+    simulation = Simulation(clock)
+    simulation.start("old", old.train(), store)
+    joined = RoundKeys("toy").agreement()
+    simulation.run(until=lambda: joined in list(store.list(joined)))
+    simulation.paused.add("old")
+    simulation.start("new", new.train(), store)
+    simulation.run()
+    simulation.paused.clear()
+    written = set(store.list(""))
+    simulation.run()
+    assert isinstance(simulation.tasks["old"].error, Fenced)
+    assert set(store.list("")) == written
+
+
+def test_an_older_attempt_that_starts_late_is_refused() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    simulation = Simulation(clock)
+    simulation.start("new", Toy(0, 1, clock, attempt=2, rounds=0).train(), store)
+    simulation.run()
+    simulation.start("old", Toy(0, 1, clock, attempt=1, rounds=0).train(), store)
+    simulation.run()
+    assert isinstance(simulation.tasks["old"].error, Fenced)
+    assert "attempt 2" in str(simulation.tasks["old"].error)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**9), st.integers(2, 3))
+def test_two_processes_with_one_rank_give_one_update_in_each_round(seed: int, count: int) -> None:
+    clock, store, rng = FakeClock(), MemoryStore(), random.Random(seed)
+    toys = [Toy(rank, count, clock, rounds=3) for rank in range(count)]
+    simulation = Simulation(clock, lambda n: rng.randrange(n))
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+    simulation.start("twin", toys[1].again().train(), store)
+    simulation.run()
+    pair = [simulation.tasks.pop("r1"), simulation.tasks.pop("twin")]
+    assert set(simulation.results().values()) == {fault_free(toys)}
+    assert sum(task.error is None for task in pair) >= 1
+    assert all(task.error is None or isinstance(task.error, Fenced) for task in pair)
+    for commit in commits(store):
+        assert commit.ranks == tuple(range(count))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_incarnations_at_once_end_with_one_that_counts(seed: int) -> None:
+    clock, store, rng = FakeClock(), MemoryStore(), random.Random(seed)
+    simulation = Simulation(clock, lambda n: rng.randrange(n))
+    for attempt in range(6):
+        simulation.start(f"try{attempt}", Toy(0, 1, clock, attempt=attempt, rounds=2).train(), store)
+    simulation.run()
+    winners = [task for task in simulation.tasks.values() if task.error is None]
+    assert winners
+    assert {task.value for task in winners} == {fault_free([Toy(0, 1, clock, rounds=2)])}

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rounds_simulator import Simulation
+from rounds_toy import Toy, commits, events, run_all
+
+from atoll.errors import Conflict, CorruptUpdate, QuorumLost
+from atoll.rounds.quorum import adaptive, at_least, strict
+from atoll.stores.memory import MemoryStore
+from atoll.testing.fakes import FakeClock
+
+
+def start(simulation: Simulation, toys: list[Toy], store: MemoryStore) -> None:
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+
+
+def test_too_few_updates_end_with_an_error_that_names_the_ranks() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    for policy in (strict(deadline_s=60.0), at_least(3, deadline_s=60.0)):
+        toys = [Toy(rank, 4, clock, quorum=policy, run_id=f"run{policy.least}") for rank in (0, 3)]
+        simulation = Simulation(clock)
+        start(simulation, toys, store)
+        began = clock.monotonic()
+        simulation.run()
+        for task in simulation.tasks.values():
+            assert isinstance(task.error, QuorumLost)
+            assert task.error.missing == (1, 2)
+            assert "1, 2" in str(task.error)
+        assert clock.monotonic() - began <= 65.0
+
+
+def test_a_dead_rank_costs_the_grace_and_then_nothing() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 4, clock, quorum=at_least(3, grace_s=10.0), rounds=6) for rank in (0, 1, 2)]
+    assert len(set(run_all(toys, store).values())) == 1
+    assert all(commit.ranks == (0, 1, 2) for commit in commits(store))
+    # The first rounds wait for rank 3; then it counts as away until it shows up.
+    assert 20.0 <= clock.monotonic() <= 26.0
+    late = [event for event in events(store) if event["event"] == "rank_late"]
+    assert {event["rank"] for event in late} == {3}
+
+
+def test_a_joiner_at_round_k_catches_up_and_is_counted_from_the_next_round() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    policy = at_least(2, grace_s=5.0)
+    toys = [Toy(rank, 3, clock, quorum=policy, rounds=9, snapshot_every=2, is_retiring=True) for rank in range(3)]
+    simulation = Simulation(clock)
+    start(simulation, toys[:2], store)
+    simulation.run(until=lambda: any(commit.round_no == 4 for commit in commits(store)))
+    start(simulation, toys[2:], store)
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert commits(store)[-1].ranks == (0, 1, 2)
+    assert toys[2].history == toys[0].history[-len(toys[2].history) :]
+
+
+def test_a_rank_beyond_the_world_may_join_and_is_counted() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 2, clock, quorum=at_least(2, grace_s=5.0), rounds=6) for rank in range(2)]
+    extra = Toy(2, 3, clock, quorum=at_least(2, grace_s=5.0), rounds=6)
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run(until=lambda: any(commit.round_no == 1 for commit in commits(store)))
+    start(simulation, [extra], store)
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert commits(store)[-1].ranks == (0, 1, 2)
+
+
+def test_a_straggler_is_left_out_and_still_ends_with_the_same_bits() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 4, clock, quorum=at_least(3, grace_s=2.0), rounds=5) for rank in range(4)]
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.before = lambda name, n, _: "pause" if (name, n) == ("r2", 25) else None
+    simulation.run(until=lambda: any(commit.round_no == 2 for commit in commits(store)))
+    simulation.before = None
+    simulation.paused.clear()
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert any(2 not in commit.ranks for commit in commits(store))
+
+
+def test_a_replica_that_left_is_not_waited_for() -> None:
+    clock, store = FakeClock(), MemoryStore()
+
+    def visit(toy: Toy):
+        protocol = toy.protocol()
+        yield from protocol.join(toy.initial())
+        yield from protocol.leave()
+
+    toys = [Toy(rank, 3, clock, quorum=at_least(1, grace_s=100.0), rounds=3) for rank in range(3)]
+    simulation = Simulation(clock)
+    simulation.start("visitor", visit(toys[2]), store)
+    simulation.run()
+    start(simulation, toys[:2], store)
+    simulation.run()
+    assert clock.monotonic() < 50.0
+    assert all(commit.ranks == (0, 1) for commit in commits(store))
+
+
+def test_the_adaptive_grace_learns_from_past_arrivals() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, quorum=adaptive(2, grace_s=300.0), rounds=8) for rank in range(3)]
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run(until=lambda: any(commit.round_no == 5 for commit in commits(store)))
+    now = clock.monotonic()
+    simulation.kill("r2")
+    simulation.run(until=lambda: any(commit.round_no == 6 for commit in commits(store)))
+    simulation.run(until=lambda: any(commit.round_no == 6 for commit in commits(store)))
+    assert clock.monotonic() - now < 60.0, "rank 2 was never a minute late, so nobody waits that long"
+
+
+def nan_in_round_one(round_no: int, update: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(update.size) == 1500, np.float32("nan"), update) if round_no == 1 else update
+
+
+def inf_in_round_one(round_no: int, update: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(update.size) == 3, np.float32("inf"), update) if round_no == 1 else update
+
+
+def huge_in_round_five(round_no: int, update: np.ndarray) -> np.ndarray:
+    return update * np.float32(1e4) if round_no == 5 else update
+
+
+@pytest.mark.parametrize(
+    ("spoil", "round_no", "check"),
+    [(nan_in_round_one, 1, "finite"), (inf_in_round_one, 1, "finite"), (huge_in_round_five, 5, "norm")],
+)
+def test_an_unfit_update_is_left_out_with_an_event_and_training_goes_on(spoil, round_no: int, check: str) -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, rounds=7) for rank in range(3)]
+    toys[1].spoil = spoil
+    assert len(set(run_all(toys, store).values())) == 1
+    for commit in commits(store):
+        assert commit.ranks == ((0, 2) if commit.round_no == round_no else (0, 1, 2))
+        assert [(r.rank, r.check) for r in commit.rejected] == ([(1, check)] if commit.round_no == round_no else [])
+    told = [event for event in events(store) if event["event"] == "update_rejected"]
+    assert {(event["round"], event["rank"], event["check"]) for event in told} == {(round_no, 1, check)}
+
+
+def test_an_unfit_update_stops_the_run_when_the_policy_says_so() -> None:
+    from dataclasses import replace
+
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, quorum=replace(strict(600.0), on_rejected="stop")) for rank in range(3)]
+    toys[1].spoil = nan_in_round_one
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run()
+    for task in simulation.tasks.values():
+        assert isinstance(task.error, CorruptUpdate)
+        assert (task.error.rank, task.error.check) == (1, "finite")
+
+
+def test_a_replica_with_another_layout_or_setting_is_refused_with_the_difference() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    run_all([Toy(0, 1, clock, rounds=0)], store)
+    for odd, words in (
+        (Toy(0, 1, clock, size=2501), "[2494] float32 here"),
+        (Toy(0, 1, clock, settings={"inner_steps": 4}), "inner_steps: agreed 3, here 4"),
+        (Toy(0, 1, clock, codec="bf16"), "codec: agreed 'fp32', here 'bf16'"),
+        (Toy(0, 2, clock), "world_size: agreed 1, here 2"),
+    ):
+        simulation = Simulation(clock)
+        simulation.start("odd", odd.train(), store)
+        simulation.run()
+        assert isinstance(simulation.tasks["odd"].error, Conflict)
+        assert words in str(simulation.tasks["odd"].error)
+
+
+def test_a_replica_whose_state_drifted_is_found_out() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, rounds=4) for rank in range(3)]
+    original = Toy.advance
+
+    class Drifting(Toy):
+        def advance(self, protocol, round_no):
+            round_no = yield from original(self, protocol, round_no)
+            self.state = self.state + np.float32(1e-3 if round_no == 2 else 0.0)
+            return round_no
+
+    toys[2] = Drifting(2, 3, clock, rounds=4)
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run()
+    error = simulation.tasks.pop("r2").error
+    assert isinstance(error, CorruptUpdate)
+    assert (error.rank, error.check) == (2, "base")
