@@ -13,6 +13,7 @@ from atoll.rounds.codec import codec
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Steps
+from atoll.rounds.publish import mend_offer
 from atoll.rounds.records import Commit, Contribution, LeftBehind
 from atoll.rounds.watch import Watch, look, read_commit
 
@@ -37,6 +38,7 @@ def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tup
         if watch.elapsed_s >= look_back_at:
             look_back_at = 2 * watch.elapsed_s
             yield from refresh_claims(watch)
+            yield from mend_offer(member, own)
             yield from check_not_behind(member, round_no)
 
 
@@ -165,6 +167,7 @@ def _given_up(watch: Watch, reason: str, missing: tuple[int, ...]) -> RoundError
         first = watch.rejected[min(watch.rejected)]
         message = f"round {watch.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
         return CorruptUpdate(message, round_no=watch.round_no, rank=first.rank, check=first.check)
-    message = f"round {watch.round_no} has no quorum: {reason}"
+    unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in watch.unreadable.items()]
+    message = f"round {watch.round_no} has no quorum: {reason}" + "".join(unreadable)
     hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
     return QuorumLost(message, round_no=watch.round_no, missing=missing, hint=hint)

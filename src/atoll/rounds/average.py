@@ -107,10 +107,6 @@ def _published(work: Averaging, chunk: int) -> Steps[F32 | None]:
     try:
         return open_chunk(data, header)
     except CorruptUpdate:
-        pass
-    try:
-        return (yield from work.member.io.read(key, lambda data: open_chunk(data, header)))
-    except (CorruptUpdate, KeyNotFound):
         return None
 
 

@@ -5,7 +5,6 @@ It is written after the chunks it names, so whoever reads it can read them. A sm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +43,7 @@ class Offer:
         """XXH3-128 of layout, codec and chunk checksums, each followed by a line feed: what a commit names."""
         return digest("".join(f"{part}\n" for part in (self.layout, self.codec, *self.chunks)).encode())
 
-    def seal(self, payload: Sequence[Buffer] = ()) -> list[memoryview]:
+    def seal(self) -> list[memoryview]:
         header: dict[str, Any] = {
             "kind": "offer",
             "run": self.run_id,
@@ -60,10 +59,10 @@ class Offer:
             "weight": self.weight,
             "norm": self.norm,
             "chunks": list(self.chunks),
-            "inline": bool(payload),
+            "inline": self.inline is not None,
             "withdrawn": None if self.withdrawn is None else [self.withdrawn.check, self.withdrawn.detail],
         }
-        return seal_frame(header, payload)
+        return seal_frame(header, [] if self.inline is None else [self.inline])
 
     @classmethod
     def open(cls, data: Buffer, *, run_id: str, round_no: int, rank: int, slot: int) -> Offer:

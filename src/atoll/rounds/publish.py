@@ -11,7 +11,7 @@ from itertools import count
 
 import numpy as np
 
-from atoll.errors import CorruptUpdate
+from atoll.errors import CorruptUpdate, KeyNotFound
 from atoll.rounds.chunks import seal_chunk, update_header
 from atoll.rounds.claims import fenced
 from atoll.rounds.codec import F32, codec
@@ -35,7 +35,7 @@ def publish(
         member.layout(fragment).hash, member.agreement.codec, base, float(weight), 0.0, (),
     )  # fmt: skip
     if unfit := _unfit(member, fragment, source, weight):
-        return (yield from _announce(member, _withdrawn(draft, unfit), []))
+        return (yield from _announce(member, _withdrawn(draft, unfit)))
     encoded = codec(draft.codec).encoded_bytes
     is_small = sum(encoded(grid.count(i)) for i in range(len(grid))) <= member.tuning.inline_bytes
     children = [_write_chunk(member, draft, source, i, is_inline=is_small) for i in range(len(grid))]
@@ -43,11 +43,11 @@ def publish(
     done = [chunk for chunk in written if chunk is not None]
     if len(done) < len(written):
         unfit = Rejection(claim.rank, "finite", "the update has values that are not finite")
-        return (yield from _announce(member, _withdrawn(draft, unfit), []))
+        return (yield from _announce(member, _withdrawn(draft, unfit)))
     norm = float(np.sqrt(sum(square for _, square, _ in done)))
-    offer = replace(draft, norm=norm, chunks=tuple(check for check, _, _ in done))
-    payload = [part for _, _, parts in done for part in parts] if is_small else []
-    return (yield from _announce(member, offer, payload))
+    inline = memoryview(b"".join(part for _, _, parts in done for part in parts)) if is_small else None
+    offer = replace(draft, norm=norm, chunks=tuple(check for check, _, _ in done), inline=inline)
+    return (yield from _announce(member, offer))
 
 
 def _write_chunk(
@@ -89,14 +89,23 @@ def _withdrawn(draft: Offer, why: Rejection) -> Offer:
     return replace(draft, withdrawn=why, weight=draft.weight if np.isfinite(draft.weight) else 0.0)
 
 
-def _announce(member: Member, offer: Offer, payload: list[Buffer]) -> Steps[Offer]:
+def mend_offer(member: Member, offer: Offer) -> Steps[None]:
+    """Write our offer again if it can no longer be read as it was written."""
+    key = member.keys.offer(offer.round_no, offer.rank, offer.slot)
+    try:
+        yield from member.io.read(key, lambda data: _opened(member, offer, data, offer.slot))
+    except (CorruptUpdate, KeyNotFound):
+        yield from member.io.put(key, offer.seal())
+
+
+def _announce(member: Member, offer: Offer) -> Steps[Offer]:
     """Create the offer in the first slot that no dead incarnation holds; the one this process made before stands."""
     if offer.withdrawn is not None:
         why = offer.withdrawn
         member.events.add("update_rejected", offer.round_no, rank=offer.rank, check=why.check, detail=why.detail)
     for slot in count():
         key = member.keys.offer(offer.round_no, offer.rank, slot)
-        if (yield from member.io.create(key, offer.seal(payload))):
+        if (yield from member.io.create(key, offer.seal())):
             return replace(offer, slot=slot)
         try:
             stands = yield from member.io.read(key, lambda data, s=slot: _opened(member, offer, data, s))  # type: ignore[misc]

@@ -54,7 +54,7 @@ _PHASES = {"get": "get", "list": "wait", "put": "put", "create": "put", "delete"
 class Requests:
     """The store as generators. Shared by the children of a `Gather`, so counting is locked."""
 
-    def __init__(self, clock: Clock, rng: random.Random, *, retry_s: float = 120.0, reread: int = 3) -> None:
+    def __init__(self, clock: Clock, rng: random.Random, *, retry_s: float = 120.0, reread: int = 6) -> None:
         self.clock, self.rng = clock, rng
         self.counters = Counters()
         self._retry_s, self._reread = retry_s, reread
@@ -98,6 +98,7 @@ class Requests:
 
     def read(self, key: str, parse: Callable[[Buffer], T]) -> Steps[T]:
         """The object, parsed and checked. What fails a check is read again before the failure is believed."""
+        pauses = backoff(0.1, factor=2.0, cap_s=2.0, jitter=0.25, rng=self.rng)
         for left in reversed(range(self._reread)):
             data = yield from self.get(key)
             try:
@@ -106,7 +107,7 @@ class Requests:
                 if not left:
                     exc.message = f"{exc.message} (`{key}`, read {self._reread} times)"
                     raise
-                yield from self.sleep(self._spread(0.2))
+                yield from self.sleep(next(pauses))
         raise AssertionError("unreachable")
 
     def sleep(self, seconds: float) -> Steps[None]:
@@ -137,9 +138,6 @@ class Requests:
             yield Sleep(next(pauses))
         self.spend(_PHASES[verb], self.clock.monotonic() - began)
         return reply
-
-    def _spread(self, seconds: float) -> float:
-        return seconds * (1 + self.rng.uniform(-0.25, 0.25))
 
     def _count_up(self, data: Data) -> None:
         with self._lock:

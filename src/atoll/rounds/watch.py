@@ -29,6 +29,7 @@ class Watch:
     rejected: dict[int, Rejection] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
     claims: Mapping[int, Standing] = field(default_factory=dict)
+    unreadable: dict[int, str] = field(default_factory=dict)
 
     @property
     def elapsed_s(self) -> float:
@@ -103,34 +104,27 @@ def look(watch: Watch) -> Steps[Commit | None]:
         }
         wanted = [rank for rank in wanted if (rank, watch.slots.get(rank, 0)) in listed]
     children = [read_commit(member, round_no), *(_look_for(watch, rank) for rank in wanted)]
-    seen: list[Commit | Offer | Rejection | None] = yield Gather(children, member.tuning.connections)
+    seen: list[Commit | Offer | None] = yield Gather(children, member.tuning.connections)
     for offer in seen[1:]:
         if isinstance(offer, Offer):
             watch.take(offer)
-        elif isinstance(offer, Rejection):
-            watch.reject(offer)
     commit = seen[0]
     return commit if isinstance(commit, Commit) else None
 
 
-def _look_for(watch: Watch, rank: int) -> Steps[Offer | Rejection | None]:
+def _look_for(watch: Watch, rank: int) -> Steps[Offer | None]:
     member, round_no, slot = watch.member, watch.round_no, watch.slots.get(rank, 0)
     key = member.keys.offer(round_no, rank, slot)
     data = yield from member.io.probe(key)
     if data is None:
         return None
 
-    def opened(data: Buffer) -> Offer:
+    try:
         return Offer.open(data, run_id=member.run_id, round_no=round_no, rank=rank, slot=slot)
-
-    try:
-        return opened(data)
-    except CorruptUpdate:
-        pass
-    try:
-        return (yield from member.io.read(key, opened))
     except CorruptUpdate as exc:
-        return Rejection(rank, exc.check, exc.message)
+        # Not the replica's fault, so not a rejection: another look may go better, and whoever wrote it may mend it.
+        watch.unreadable[rank] = exc.message
+        return None
 
 
 def read_commit(member: Member, round_no: int) -> Steps[Commit | None]:

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounds_simulator import Simulation
+from rounds_toy import Toy, fault_free
+
+from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
+from atoll.rounds.keys import RoundKeys
+from atoll.stores.memory import MemoryStore
+from atoll.testing.fakes import FakeClock, FaultyStore
+
+KEYS = RoundKeys("toy")
+
+
+def finish(toys: list[Toy], store: FaultyStore, seed: int = 0) -> Simulation:
+    rng = random.Random(seed)
+    simulation = Simulation(toys[0].clock, lambda n: rng.randrange(n))
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+    simulation.run()
+    return simulation
+
+
+def trio(**options: object) -> list[Toy]:
+    clock = FakeClock()
+    return [Toy(rank, 3, clock, rounds=2, **options) for rank in range(3)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9))
+def test_errors_before_and_after_the_effect_change_nothing(seed: int) -> None:
+    rng, toys = random.Random(seed), trio()
+    store = FaultyStore(MemoryStore())
+    for _ in range(rng.randrange(1, 25)):
+        store.fail(
+            rng.choice(["get", "put", "create", "list", "delete", "*"]),
+            nth=rng.randrange(1, 120),
+            times=rng.randrange(1, 4),
+            after_effect=rng.random() < 0.5,
+        )
+    assert set(finish(toys, store, seed).results().values()) == {fault_free(toys)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9))
+def test_spoiled_answers_change_nothing(seed: int) -> None:
+    rng, toys = random.Random(seed), trio()
+    store = FaultyStore(MemoryStore())
+    for _ in range(rng.randrange(1, 20)):
+        nth = rng.randrange(1, 120)
+        if rng.random() < 0.5:
+            store.flip(bit=rng.randrange(1 << 16), nth=nth)
+        else:
+            store.truncate(keep=rng.choice([None, 0, 1, 31, 100]), nth=nth)
+    assert set(finish(toys, store, seed).results().values()) == {fault_free(toys)}
+
+
+@pytest.mark.parametrize("what", ["update", "mean", "offer", "commits", "claims"])
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_at_rest_is_healed_or_named_and_never_averaged(what: str, seed: int) -> None:
+    """One object is damaged in the store for good, somewhere on the way; what comes out is right or an error."""
+    rng, toys = random.Random(seed), trio()
+    inner = MemoryStore()
+    simulation = Simulation(toys[0].clock, lambda n: rng.randrange(n))
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), inner)
+    done = False
+
+    def damage() -> bool:
+        nonlocal done
+        keys = [key for key in inner.list("") if f"/{what}/" in key]
+        if not done and len(keys) > rng.randrange(1, 6):
+            key = rng.choice(keys)
+            data = bytearray(inner.get(key))
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            inner.put(key, bytes(data))
+            done = True
+        return done
+
+    simulation.run(until=damage)
+    simulation.run()
+    assert done
+    wanted = fault_free(toys)
+    for task in simulation.tasks.values():
+        assert task.is_over
+        assert isinstance(task.error, AtollError) or task.value == wanted, task.error
+
+
+def test_a_chunk_that_went_bad_in_the_store_is_healed_by_the_one_who_wrote_it() -> None:
+    toys = trio()
+    inner = MemoryStore()
+    simulation = Simulation(toys[0].clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), inner)
+    bad = KEYS.update(1, 1, 0, 0)
+    simulation.run(until=lambda: bad in list(inner.list(bad)))
+    inner.put(bad, bytes(inner.get(bad))[:-1] + b"\0")
+    simulation.run()
+    assert set(simulation.results().values()) == {fault_free(toys)}
+
+
+def test_damage_nobody_can_heal_is_an_error_that_names_the_rank() -> None:
+    clock = FakeClock()
+    toys = [Toy(rank, 2, clock, rounds=1) for rank in range(2)]
+    inner = MemoryStore()
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), inner)
+    bad = KEYS.update(0, 1, 0, 2)
+    simulation.run(until=lambda: bad in list(inner.list(bad)))
+    inner.put(bad, b"not an update")
+    simulation.run()
+    error = simulation.tasks["r0"].error
+    assert isinstance(error, CorruptUpdate)
+    assert bad in str(error)
+
+
+def test_a_store_that_stays_away_is_an_error_in_its_time() -> None:
+    toys = trio()
+    store = FaultyStore(MemoryStore(), clock=toys[0].clock)
+    store.fail("put", "*/update/*", times=None)
+    simulation = finish(toys, store)
+    for task in simulation.tasks.values():
+        assert isinstance(task.error, StoreUnavailable)
+    assert toys[0].clock.monotonic() < 90.0
+
+
+def test_objects_of_another_run_or_round_under_our_names_are_refused() -> None:
+    toys = trio()
+    inner = MemoryStore()
+    simulation = finish(toys, FaultyStore(inner))
+    assert simulation.results()
+    stray = bytes(inner.get(KEYS.update(0, 1, 0, 0)))
+    inner.put(KEYS.update(1, 1, 0, 0), stray)
+    inner.delete(KEYS.mean(1, 0))
+    late = Simulation(toys[0].clock)
+    late.start("late", toys[2].again(attempt=1).train(), inner)
+    late.run()
+    error = late.tasks["late"].error
+    assert isinstance(error, CorruptUpdate)
+    assert (error.rank, error.check) == (1, "identity")
