@@ -35,7 +35,8 @@ class Plan:
             "notes": list(self.notes),
         }
 
-    def text(self) -> str:
+    def __str__(self) -> str:
+        """The request, as a person reads it."""
         return json.dumps(self.request, indent=2, sort_keys=True, ensure_ascii=False)
 
 

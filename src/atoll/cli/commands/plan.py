@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -22,4 +23,4 @@ def plan_command(out: Output, **options: Any) -> None:
     made = draft(out, options, click.get_current_context().meta.get("words", ()))
     announce(out, made)
     out.data(draft_json(made))
-    out.text(made.plan.text())
+    out.text(json.dumps(made.plan.request, indent=2, sort_keys=True, ensure_ascii=False))
