@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.registry import open_store as open_store
     from atoll.result import ReplicaOutcome as ReplicaOutcome
     from atoll.result import RunResult as RunResult
+    from atoll.rounds.quorum import Quorum as Quorum
     from atoll.run import Run as Run
     from atoll.run import attach as attach
     from atoll.run import launch as launch
@@ -27,12 +28,21 @@ if TYPE_CHECKING:
     from atoll.status import ReplicaState as ReplicaState
     from atoll.status import ReplicaStatus as ReplicaStatus
     from atoll.status import RunStatus as RunStatus
+    from atoll.training.diloco import DiLoCo as DiLoCo
+    from atoll.training.diloco import LocalSGD as LocalSGD
+    from atoll.training.outer import Average as Average
+    from atoll.training.outer import Nesterov as Nesterov
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AtollError": "atoll.errors",
+    "Average": "atoll.training.outer",
+    "DiLoCo": "atoll.training.diloco",
+    "LocalSGD": "atoll.training.diloco",
+    "Nesterov": "atoll.training.outer",
     "Placement": "atoll.spec",
+    "Quorum": "atoll.rounds.quorum",
     "ReplicaContext": "atoll.context",
     "ReplicaOutcome": "atoll.result",
     "ReplicaState": "atoll.status",

@@ -1,0 +1,10 @@
+"""Training over rounds: the only folder that imports torch. `atoll.DiLoCo` is where to begin."""
+
+from __future__ import annotations
+
+try:
+    import torch as torch
+except ImportError as exc:
+    from atoll.errors import MissingExtra
+
+    raise MissingExtra("torch", extra="train") from exc

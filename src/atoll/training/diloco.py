@@ -1,0 +1,330 @@
+"""DiLoCo for any torch training loop: train alone for `inner_steps` optimizer steps, then meet the others in a round.
+
+    with atoll.DiLoCo(model, inner, ctx, inner_steps=50) as outer:
+        for batch in outer.steps(batches, rounds=100):
+            loss = model(batch).loss; loss.backward(); inner.step(); inner.zero_grad()
+            outer.log(loss=loss.item())
+
+Without `steps`, call `outer.step()` at the end of every pass of your own loop. A round is held there and nowhere else,
+never inside the optimizer, so that schedulers, gradients and the data cursor are at a clean boundary. A hook on the
+optimizer only counts its steps: gradient accumulation needs no setting.
+
+After a round the live weights are the same bits on every replica. A replica that restarts takes up its checkpoint; in
+a strict run it trains again what it had not saved and ends with the very bits of a run without the interruption.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from atoll._time import SYSTEM_CLOCK
+from atoll.context import ReplicaContext, current
+from atoll.errors import ConfigError, InvalidSpec
+from atoll.rounds.client import RoundClient
+from atoll.rounds.codec import as_bytes
+from atoll.rounds.exchange import RoundOutcome
+from atoll.rounds.member import Tuning
+from atoll.rounds.outer import OuterRule
+from atoll.rounds.quorum import Quorum, at_least
+from atoll.rounds.requests import Counters
+from atoll.training import buffers as buffer_policy
+from atoll.training import rng
+from atoll.training.buffers import BufferPolicy
+from atoll.training.checkpoint import Checkpoint, Checkpoints
+from atoll.training.feed import Feed, Stateful, elements
+from atoll.training.inner import InnerOptimizers
+from atoll.training.loop import OuterLoop
+from atoll.training.outer import Average, Nesterov, agreed_rule, default_codec
+from atoll.training.params import ModelVector, refuse_strangers
+from atoll.training.progress import Progress
+
+Batch = TypeVar("Batch")
+log = logging.getLogger("atoll.training")
+
+
+class DiLoCo:
+    """One replica's outer optimizer. Joins the run when it is made: the model has the agreed weights from then on.
+
+    `inner_optimizer`: any torch optimizer, or a list of them that step together.
+    `outer`: `Nesterov(lr, momentum)` or `Average()`.
+    `codec`: how updates travel, `bf16` or `fp32`; by default `bf16`, and `fp32` for plain averaging.
+    `quorum`: None for every replica in every round, a number of replicas, or a `Quorum`.
+    `buffers`: `average` or `local`, see `atoll.training.buffers`.
+    `checkpoint`: every so many rounds this replica saves everything it needs to go on; None for never.
+    `snapshot`: every so many rounds one replica publishes the agreed state for those who come late.
+    `stateful`: more to save with a checkpoint, such as `{"scheduler": scheduler}`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner_optimizer: Optimizer | Sequence[Optimizer],
+        ctx: ReplicaContext | None = None,
+        *,
+        inner_steps: int = 50,
+        outer: OuterRule | None = None,
+        codec: str | None = None,
+        quorum: Quorum | int | None = None,
+        buffers: BufferPolicy = "average",
+        checkpoint: int | None = 10,
+        snapshot: int = 10,
+        stateful: Mapping[str, Stateful] | None = None,
+        tuning: Tuning | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        _check(inner_steps=inner_steps, checkpoint=checkpoint, snapshot=snapshot)
+        buffer_policy.check_policy(buffers)
+        self._model, self._buffers = model, buffers
+        self._inner = InnerOptimizers(inner_optimizer)
+        refuse_strangers(model, self._inner)
+        self.ctx = ctx or current()
+        self.inner_steps = inner_steps
+        self._quorum = at_least(quorum) if isinstance(quorum, int) else quorum or Quorum()
+        self._every, self._snapshot_every = checkpoint, snapshot
+        self._stateful = dict(stateful or {})
+        self._clock = SYSTEM_CLOCK
+        self._inner_done, self._weight = 0, 0.0
+        self._last_round: int | None = None
+        self._feed: Feed[Any] | None = None
+        self._saved: dict[str, Any] = {}
+        self._checkpoints = Checkpoints(self.ctx.store, self.ctx.run_id, self.ctx.rank)
+        self._progress = Progress(self.ctx)
+        self._start(outer or Nesterov(), codec, tuning, chunk)
+
+    def _start(self, rule: OuterRule, codec: str | None, tuning: Tuning | None, chunk: int | None) -> None:
+        vector = ModelVector(self._model, self._buffers)
+        codec = codec or default_codec(rule)
+        rule = agreed_rule(rule, codec)
+        self._client = RoundClient(
+            self.ctx.store, self.ctx.run_id, self.ctx.rank, self.ctx.world_size,
+            layouts=[vector.layout], attempt=self.ctx.attempt, codec_name=codec, quorum=self._quorum, chunk=chunk,
+            tuning=tuning, settings=_agreed_settings(rule, self.inner_steps, vector, self._quorum),
+        )  # fmt: skip
+        try:
+            self._loop = OuterLoop(vector, rule, self._client)
+            self._resume()
+        except BaseException:
+            self._client.close()
+            raise
+        self._inner.on_step(self._count_step)
+
+    # ---- what training code calls
+
+    @property
+    def round(self) -> int:
+        """The round that is being trained for, from 0; also the number of rounds that are over."""
+        return self._loop.round_no
+
+    @property
+    def inner_step(self) -> int:
+        """Optimizer steps since the start of the run, as every replica counts them: for learning-rate schedules."""
+        return self.round * self.inner_steps + self._inner_done
+
+    @property
+    def digest(self) -> str:
+        """Names the agreed state; the same on every replica after the same round."""
+        return self._loop.state.digest
+
+    @property
+    def counters(self) -> Counters:
+        """Requests, bytes and seconds of the rounds so far."""
+        return self._client.counters
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time so far that went into rounds instead of training."""
+        return self._progress.wait_share
+
+    def steps(
+        self, batches: Iterable[Batch], *, rounds: int, weigh: Callable[[Batch], float] = elements
+    ) -> Iterator[Batch]:
+        """Batches until `rounds` rounds are over, counted from the start of the run; holds each round when it is due.
+
+        `batches` is gone through again when it ends. `weigh` says what a batch counts in the weighted mean, its tokens
+        for instance; by default the elements of its first tensor.
+        """
+        self._last_round = rounds
+        if self.round < rounds:
+            self._feed = Feed(batches, self._saved.pop("data", None))
+            if "rng" in self._saved:  # finding the place in the data drew random numbers
+                rng.restore(self._saved.pop("rng"))
+        while self.round < rounds:
+            assert self._feed is not None
+            batch = next(self._feed)
+            yield batch
+            self.step(weigh(batch))
+
+    def step(self, weight: float | None = None) -> RoundOutcome | None:
+        """The end of one pass of the training loop. Holds a round if `inner_steps` optimizer steps are done.
+
+        `weight`, summed over the round, is what this replica counts in the mean; without any, its optimizer steps.
+        """
+        self._weight += weight or 0.0
+        if self._inner_done < self.inner_steps:
+            return None
+        began = self._clock.monotonic()
+        outcome = self._loop.hold(self._weight or float(self._inner_done))
+        self._inner_done, self._weight = 0, 0.0
+        self._heed(outcome)
+        self._tidy(outcome)
+        used = (self._client.counters, self._checkpoints.counters)
+        self._progress.round_over(
+            self.round,
+            self._clock.monotonic() - began,
+            bytes_up=sum(one.bytes_up for one in used),
+            bytes_down=sum(one.bytes_down for one in used),
+        )
+        return outcome
+
+    def log(self, **metrics: float) -> None:
+        """Say how it is going: shown by `atoll status`, `top` and the live table, with round, bytes and waiting."""
+        self._progress.note(self.round, metrics)
+
+    def save(self) -> None:
+        """Write a checkpoint now. Only between rounds: after `step` has held one, before the next optimizer step."""
+        if self._inner_done:
+            raise ConfigError("a checkpoint is made between rounds, not in the middle of one")
+        oldest = self._checkpoints.write(Checkpoint(self.round, self._client.position, self._state()))
+        # The older of the two must stay usable, so rounds are kept from there on.
+        self._client.acknowledge(oldest)
+
+    def close(self, *, leave: bool = True) -> None:
+        """Let go of the optimizer and the store. With `leave`, the others do not wait for this replica any more."""
+        self._inner.release()
+        try:
+            if leave:
+                self._client.leave()
+        finally:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an error this replica may be started again, and is waited for.
+        self.close(leave=kind is None)
+
+    # ---- rounds
+
+    def _count_step(self) -> None:
+        self._inner_done += 1
+        if self._inner_done >= 10 * self.inner_steps:
+            raise ConfigError(
+                f"{self._inner_done} optimizer steps without a round, inner_steps={self.inner_steps}",
+                hint="iterate over `outer.steps(batches, rounds=…)`, or call `outer.step()` in your loop",
+            )
+
+    def _heed(self, outcome: RoundOutcome | None) -> None:
+        """What it means for this replica that its update did or did not count."""
+        if outcome is None or outcome.is_included:
+            return
+        refused = next((r for r in outcome.commit.rejected if r.rank == self.ctx.rank), None)
+        if refused is not None:
+            log.warning("round %d went on without this replica: %s", outcome.round_no, refused.detail)
+            if refused.check == "finite":
+                self._inner.forget()
+        elif not self._quorum.is_strict:
+            log.warning("round %d went on without this replica: it came late", outcome.round_no)
+            self._loop.catch_up()
+
+    def _tidy(self, outcome: RoundOutcome | None) -> None:
+        """Save, publish and delete what is due after a round."""
+        is_last = self.round == self._last_round
+        if self._every is not None and (is_last or self.round % self._every == 0):
+            self.save()
+        if not is_last and self.round % self._snapshot_every:
+            return
+        if self._every is None:
+            self._client.acknowledge(self.round)
+        # One of those who took part, another one each time; if it fails, the next snapshot is not far.
+        ranks = outcome.ranks if outcome is not None else ()
+        if ranks and ranks[self.round // self._snapshot_every % len(ranks)] == self.ctx.rank:
+            self._loop.write_snapshot()
+            self._client.retire()
+
+    # ---- saving and going on
+
+    def _state(self) -> dict[str, Any]:
+        """All that a checkpoint holds. Live weights are the outer values at a round's boundary."""
+        outer = self._loop.state
+        return {
+            "values": torch.from_numpy(outer.values),
+            "momentum": None if outer.momentum is None else torch.from_numpy(outer.momentum),
+            "has_stepped": outer.has_stepped,
+            "inner": self._inner.state_dicts(),
+            "buffers": buffer_policy.local_buffers(self._model, self._buffers),
+            "rng": rng.capture(),
+            "data": None if self._feed is None else self._feed.state_dict(),
+            "stateful": {name: thing.state_dict() for name, thing in self._stateful.items()},
+        }
+
+    def _resume(self) -> None:
+        """Go to where this replica, or the others, have come to."""
+        saved = None if self._every is None else self._checkpoints.newest()
+        if saved is not None:
+            self._restore(saved)
+            log.info("rank %d goes on from its checkpoint of round %d", self.ctx.rank, saved.round_no)
+        # A strict run cannot have gone on without us by more than what we did not save: training that again gives
+        # the same bits, inner optimizer and data included.
+        if saved is None or not self._quorum.is_strict:
+            self._loop.catch_up()
+
+    def _restore(self, saved: Checkpoint) -> None:
+        state = saved.state
+        if set(state["stateful"]) != set(self._stateful):
+            raise ConfigError(f"the checkpoint has stateful={sorted(state['stateful'])}, here it is {self._stateful}")
+        sections = {name: as_bytes(state[name].numpy()) for name in ("values", "momentum")
+                    if state[name] is not None}  # fmt: skip
+        self._loop.restore(sections, saved.round_no, saved.position, has_stepped=state["has_stepped"])
+        self._inner.load_state_dicts(state["inner"])
+        buffer_policy.restore(self._model, state["buffers"])
+        for name, thing in self._stateful.items():
+            thing.load_state_dict(state["stateful"][name])
+        rng.restore(state["rng"])
+        self._saved = {"rng": state["rng"], **({} if state["data"] is None else {"data": state["data"]})}
+
+
+class LocalSGD(DiLoCo):
+    """Plain averaging of weights every `inner_steps` steps: `DiLoCo` with `outer=Average()`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner_optimizer: Optimizer | Sequence[Optimizer],
+        ctx: ReplicaContext | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, inner_optimizer, ctx, outer=Average(), **options)
+
+
+def _agreed_settings(rule: OuterRule, inner_steps: int, vector: ModelVector, quorum: Quorum) -> dict[str, Any]:
+    """What must be equal on every replica besides the layout."""
+    settings: dict[str, Any] = {"outer": rule.to_json(), "inner_steps": inner_steps, "least": quorum.least}
+    if vector.averaged_from < vector.size:
+        settings["averaged_from"] = vector.averaged_from
+    if frozen := vector.frozen_digest():
+        settings["frozen_parameters"] = frozen
+    return settings
+
+
+def _check(**counts: int | None) -> None:
+    problems = [
+        f"{name}={value}: a whole number from 1"
+        for name, value in counts.items()
+        if not (_is_count(value) or (name == "checkpoint" and value is None))
+    ]
+    if problems:
+        raise InvalidSpec("DiLoCo", problems)
+
+
+def _is_count(value: int | None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,44 @@
+"""What a replica says about itself while it trains, for the live views: metrics, bytes, share of time waiting."""
+
+from __future__ import annotations
+
+from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.context import ReplicaContext
+
+_EVERY_S = 0.2
+
+
+class Progress:
+    """Collects metrics and passes them on now and then; always at the end of a round."""
+
+    def __init__(self, ctx: ReplicaContext, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._ctx, self._clock = ctx, clock
+        self._began = clock.monotonic()
+        self._waited_s = 0.0
+        self._told_at = -_EVERY_S
+        self.metrics: dict[str, float] = {}
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time so far that went into rounds instead of training."""
+        return self._waited_s / max(1e-9, self._clock.monotonic() - self._began)
+
+    def note(self, round_no: int, metrics: dict[str, float]) -> None:
+        """New values; names that are not given keep theirs."""
+        self.metrics.update({name: float(value) for name, value in metrics.items()})
+        if self._clock.monotonic() - self._told_at >= _EVERY_S:
+            self._tell(round_no)
+
+    def round_over(self, round_no: int, waited_s: float, *, bytes_up: int, bytes_down: int) -> None:
+        self._waited_s += waited_s
+        self.metrics |= {
+            "wait_share": self.wait_share,
+            "bytes": float(bytes_up + bytes_down),
+            "bytes_up": float(bytes_up),
+            "bytes_down": float(bytes_down),
+        }
+        self._tell(round_no)
+
+    def _tell(self, round_no: int) -> None:
+        self._told_at = self._clock.monotonic()
+        self._ctx.log(round_no=round_no, **self.metrics)
