@@ -69,8 +69,8 @@ def listing_table(rows: Sequence[Row], *, now: float) -> Table:
         Column("run"),
         Column("state"),
         Column("replicas"),
-        Column("backend"),
-        Column("age", is_right=True),
+        Column("backend", is_spare=True),
+        Column("age", is_right=True, is_spare=True),
         Column("store", is_flexible=True),
         Column("why", is_flexible=True),
     )

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from atoll import durations
 from atoll.cli.output import Output
 from atoll.cli.render import STATE_STYLES, counts_text, elapsed_s, live_table
-from atoll.cli.text import Table
+from atoll.cli.text import Table, table_text
 from atoll.status import RunStatus
 
 RICH = {
@@ -37,7 +36,7 @@ def live_view(run_id: str, out: Output) -> Iterator[Callable[[RunStatus], None]]
     latest: list[RunStatus] = []
 
     def picture() -> RenderableType:
-        return _picture(run_id, latest[-1], console.height) if latest else Text(f"{run_id}  asking …", style="dim")
+        return _picture(run_id, latest[-1], console) if latest else Text(f"{run_id}  asking …", style="dim")
 
     def show(status: RunStatus) -> None:
         latest[:] = [status]
@@ -47,20 +46,11 @@ def live_view(run_id: str, out: Output) -> Iterator[Callable[[RunStatus], None]]
         yield show
 
 
-def rich_table(table: Table) -> RichTable:
-    """One of our tables as one of rich's: no lines, flexible columns take what is left."""
-    drawn = RichTable(box=None, pad_edge=False, header_style="dim", expand=False, padding=(0, 2, 0, 0))
-    for column in table.columns:
-        drawn.add_column(
-            column.title,
-            justify="right" if column.is_right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=1 if column.is_flexible else None,
-        )
-    for row in table.rows:
-        drawn.add_row(*(Text(cell.text, style=RICH.get(cell.style, "")) for cell in row))
-    return drawn
+def drawn(table: Table, console: Console) -> Text:
+    """One of our tables, laid out by us: rich would cut every column of a narrow terminal, we know which may go."""
+    text = Text.from_ansi(table_text(table, width=console.width, colour=not console.no_color))
+    text.no_wrap, text.overflow = True, "crop"
+    return text
 
 
 def headline(run_id: str, status: RunStatus, now: float) -> Text:
@@ -75,13 +65,13 @@ def headline(run_id: str, status: RunStatus, now: float) -> Text:
     )
 
 
-def _picture(run_id: str, status: RunStatus, height: int) -> RenderableType:
-    room = max(1, height - _AROUND)
+def _picture(run_id: str, status: RunStatus, console: Console) -> RenderableType:
+    room = max(1, console.height - _AROUND)
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
         Text(),
         headline(run_id, status, time.time()),
-        rich_table(live_table(status, limit=room)),
+        drawn(live_table(status, limit=room), console),
     ]
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more ranks: `atoll status {run_id}`", style="dim"))

@@ -86,11 +86,19 @@ class Output:
 
 
 def write(stream: IO[str], text: str) -> None:
-    """Write as UTF-8 whatever the locale is; what UTF-8 cannot say is escaped."""
+    """Write as UTF-8 whatever the locale is."""
     buffer = getattr(stream, "buffer", None)
     if buffer is None:
         stream.write(text)
         return
     stream.flush()
-    buffer.write(text.encode("utf-8", "backslashreplace"))
+    buffer.write(encoded(text))
     buffer.flush()
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8; bytes that came in undecoded go out as they were, and what UTF-8 cannot say is escaped."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from atoll.cli.keys import key_presses
-from atoll.cli.live import headline, rich_table
+from atoll.cli.live import drawn, headline
 from atoll.cli.output import Output
 from atoll.cli.render import metric_names, top_table
 from atoll.cli.trend import Trend
@@ -66,7 +66,7 @@ def show(run: Run, first: RunStatus, out: Output) -> RunStatus:
     watcher = Watcher(run, first)
 
     def picture() -> RenderableType:
-        return _picture(run, watcher, console.height)
+        return _picture(run, watcher, console)
 
     try:
         with (
@@ -81,15 +81,15 @@ def show(run: Run, first: RunStatus, out: Output) -> RunStatus:
     return watcher.status
 
 
-def _picture(run: Run, watcher: Watcher, height: int) -> RenderableType:
+def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     status, now = watcher.status, time.time()
-    room = max(1, height - _AROUND)
+    room = max(1, console.height - _AROUND)
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
         headline(run.id, status, now),
         Text(f"{run.spec.task.entry} on {run.executor.name}, {run.store.uri}", style="dim", no_wrap=True),
         Text(),
-        rich_table(top_table(status, now=now, bars=watcher.trend.bars, limit=room)),
+        drawn(top_table(status, now=now, bars=watcher.trend.bars, limit=room), console),
     ]
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more ranks", style="dim"))

@@ -23,11 +23,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column; a flexible one gives way when the terminal is narrow."""
+    """A column. On a narrow terminal a flexible one gives way, and after that spare ones go."""
 
     title: str
     is_right: bool = False
     is_flexible: bool = False
+    is_spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,43 @@ class Table:
     def without_empty_columns(self) -> Table:
         """Leave out columns in which no row says anything."""
         kept = [i for i in range(len(self.columns)) if i == 0 or any(row[i].text for row in self.rows)]
+        return self._only(kept)
+
+    def fitted(self, width: int) -> Table:
+        """The table without as many columns as it takes to fit: empty ones first, then spare ones from the right."""
+        table = self if self._least_width() <= width else self.without_empty_columns()
+        while table._least_width() > width:
+            spare = [i for i, column in enumerate(table.columns) if column.is_spare]
+            if not spare:
+                break
+            table = table._only([i for i in range(len(table.columns)) if i != spare[-1]])
+        return table
+
+    def natural_widths(self) -> list[int]:
+        """How wide each column would like to be."""
+        return [
+            max([display_width(column.title), *(display_width(row[i].text) for row in self.rows)])
+            for i, column in enumerate(self.columns)
+        ]
+
+    def _least_width(self) -> int:
+        least = (
+            min(width, _LEAST_FLEXIBLE) if column.is_flexible else width
+            for width, column in zip(self.natural_widths(), self.columns, strict=True)
+        )
+        return sum(least) + len(_GAP) * (len(self.columns) - 1)
+
+    def _only(self, kept: Sequence[int]) -> Table:
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return Table(tuple(self.columns[i] for i in kept), rows)
 
 
 def table_text(table: Table, *, width: int | None = None, colour: bool = False, indent: str = "") -> str:
-    """The table as lines. With `width`, flexible columns are cut so that lines fit."""
-    widths = _widths(table, None if width is None else width - len(indent))
+    """The table as lines. With `width`, columns give way so that lines fit."""
+    if width is not None:
+        width -= len(indent)
+        table = table.fitted(width)
+    widths = _widths(table, width)
     head = [Cell(column.title, "dim") for column in table.columns]
     lines = (_line(row, table.columns, widths, colour) for row in (head, *table.rows))
     return "\n".join((indent + line).rstrip() for line in lines)
@@ -98,10 +129,7 @@ def cut(text: str, width: int) -> str:
 
 def _widths(table: Table, room: int | None) -> list[int]:
     """How wide each column is; flexible ones share what is missing, each in proportion to what it has."""
-    natural = [
-        max([display_width(column.title), *(display_width(row[i].text) for row in table.rows)])
-        for i, column in enumerate(table.columns)
-    ]
+    natural = table.natural_widths()
     if room is None:
         return natural
     missing = sum(natural) + len(_GAP) * (len(natural) - 1) - room

@@ -14,7 +14,7 @@ import click
 from atoll.cli.app import command
 from atoll.cli.following import merged
 from atoll.cli.options import duration, run_argument, store_option
-from atoll.cli.output import Output
+from atoll.cli.output import Output, encoded
 from atoll.cli.ranks import ranks
 from atoll.cli.runs import find_run
 from atoll.cli.text import styled
@@ -107,7 +107,7 @@ def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, 
         prefixes = {chosen[0]: ""}
     sink = sys.stdout.buffer
     for rank, line in lines:
-        sink.write(f"{prefixes[rank]}{line}\n".encode("utf-8", "backslashreplace"))
+        sink.write(encoded(f"{prefixes[rank]}{line}\n"))
         if is_stream:
             sink.flush()
     sink.flush()

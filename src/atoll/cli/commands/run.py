@@ -81,7 +81,8 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
     out.data({**_identity(run), "state": status.state, "result": result.to_json()})
     result.raise_for_failures()
     out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))
-    out.text("\n".join(result_lines(result.outcomes, width=out.width())))
+    if any(value is not None for value in result.values):
+        out.text("\n".join(result_lines(result.outcomes, width=out.width())))
 
 
 def _identity(run: Run) -> dict[str, Any]:

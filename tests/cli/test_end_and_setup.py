@@ -1,0 +1,178 @@
+"""`cancel`, `sweep`, `doctor`, `config`, `completion` and `backends`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from cli_terminal import terminal
+
+from atoll.replica import processes
+
+
+@pytest.fixture
+def stray(cli) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that carries the label of a run whose shepherd is gone."""
+    label = str(cli.home / "local" / "old-run-0123456789ab")
+    os.makedirs(label)
+    process = subprocess.Popen(["sleep", "600"], env={**os.environ, "ATOLL_LABEL": label})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_cancel_returns_when_nothing_runs_and_twice_is_quiet(cli):
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
+    done = cli("cancel", run)
+    assert done.code == 0
+    assert f"run `{run}` is stopped: 2 cancelled" in done.stderr
+    assert not [label for _, label in processes.labelled() if label.startswith(str(cli.home))]
+    again = cli("cancel", run, "--json")
+    assert again.code == 0
+    assert again.data["runs"] == [{"run_id": run, "was": "cancelled", "state": "cancelled", "was_over": True}]
+
+
+def test_cancel_of_several_stops_all_it_can_and_says_what_it_could_not(cli):
+    run = cli.detached("job:until", "--arg", f"gate={cli.folder / 'gate'}")
+    done = cli("cancel", "nope", run, "--json")
+    assert done.code == 3
+    assert [found.get("state", found.get("error")) for found in done.data["runs"]] == ["RunNotFound", "cancelled"]
+
+
+def test_sweep_shows_then_stops_what_a_dead_run_left(cli, inside, stray):
+    shown = cli("sweep", "--dry-run")
+    assert shown.code == 0
+    assert str(stray.pid) in shown.stdout
+    unasked = inside("sweep")
+    assert unasked.code == 2
+    assert "--yes" in unasked.stderr
+    assert stray.poll() is None
+    done = cli("sweep", "--on", "local", "--yes", "--json")
+    assert done.code == 0
+    assert [found["id"] for found in done.data["strays"]] == [str(stray.pid)]
+    assert len(done.data["stopped"]) == 1
+    assert stray.wait(10) == -9
+    assert "nothing left over on local" in inside("sweep").stderr
+
+
+def test_sweep_asks_on_a_terminal_and_no_means_no(cli, stray):
+    with terminal(cli, "sweep") as screen:
+        screen.until("stop it?")
+        screen.press("n\n")
+        assert screen.end() == 0
+    assert stray.poll() is None
+
+
+def test_sweep_leaves_living_runs_alone(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:until", "--arg", f"gate={gate}")
+    assert cli("sweep", "--yes", "--json").data["strays"] == []
+    gate.touch()
+    assert cli("wait", run).code == 0
+
+
+def test_doctor_checks_machine_backend_and_store(cli):
+    done = cli("doctor")
+    assert done.code == 0, done.stdout
+    for check in (
+        "machine python",
+        "machine packages",
+        "machine home",
+        "machine config",
+        "backend spools",
+        "store probe",
+    ):
+        assert any(line.startswith(check) and " ok " in line for line in done.stdout.splitlines()), check
+    assert list((cli.home / "store").rglob("*probe/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "failed"),
+    [
+        (["--store", "job.py/below-a-file"], 4, "store probe"),
+        (["--store", "redis://x"], 4, "store probe"),
+        (["nowhere"], 2, None),
+    ],
+)
+def test_doctor_says_what_is_wrong_and_what_to_do(inside, words, code, failed):
+    done = inside("doctor", *words)
+    assert done.code == code
+    if failed:
+        assert f"{failed}  " in done.stdout
+        assert "FAILED" in done.stdout
+        assert "hint: " in done.stdout
+        assert f"checks failed: {failed}" in done.stderr
+
+
+def test_doctor_finds_a_home_that_cannot_be_written_and_a_broken_backend(inside, monkeypatch):
+    monkeypatch.setenv("ATOLL_HOME", str(inside.folder / "job.py"))
+    done = inside("doctor", "--store", inside.folder / "store", "--json")
+    assert done.code == 2
+    failed = {f"{c['kind']} {c['name']}": c["hint"] for c in done.data["checks"] if not c["ok"]}
+    assert set(failed) == {"machine home", "backend spools"}
+    assert all("ATOLL_HOME" in hint for hint in failed.values())
+
+
+def test_doctor_reports_a_mistake_in_the_configuration(inside):
+    (inside.folder / "atoll.toml").write_text("replica = 3\n")
+    done = inside("doctor", "--json")
+    assert done.code == 2
+    assert "did you mean `replicas`?" in next(c["message"] for c in done.data["checks"] if c["name"] == "config")
+
+
+def test_doctor_is_code_3_when_only_the_backend_is_in_trouble(inside):
+    (inside.folder / "atoll.toml").write_text('[executors.local]\nroot = "job.py/below-a-file"\n')
+    done = inside("doctor", "--json")
+    assert done.code == 3
+    assert done.error["code"] == "BackendError"
+
+
+def test_config_shows_every_value_and_where_it_came_from(cli):
+    (cli.folder / "atoll.toml").write_text('replicas = 3\n\n[env]\nMODE = "x"\n\n[executors.local]\nroot = "/spools"\n')
+    done = cli("config", env={"ATOLL_TIMEOUT": "2h"})
+    assert done.code == 0
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert rows["replicas"] == ["3", "atoll.toml:1"]
+    assert rows["env.MODE"] == ["x", "atoll.toml:4"]
+    assert rows["executors.local.root"] == ["/spools", "atoll.toml:7"]
+    assert rows["timeout"] == ["2h", "ATOLL_TIMEOUT"]
+    assert rows["on"] == ["local", "default"]
+    data = cli("config", "--json").data
+    assert data["file"] == "atoll.toml"
+    assert data["settings"]["replicas"] == {"value": 3, "origin": "atoll.toml:1"}
+
+
+def test_a_mistake_in_the_configuration_names_file_and_line(inside):
+    (inside.folder / "atoll.toml").write_text("replicas = 2\nrestarts = 3\n")
+    done = inside("config")
+    assert done.code == 2
+    assert "atoll.toml:2: unknown key `restarts`, did you mean `max_restarts`?" in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_the_shell(inside, shell):
+    done = inside("completion", shell)
+    assert done.code == 0
+    assert "_ATOLL_COMPLETE" in done.stdout
+
+
+def test_completion_knows_commands_and_runs(finished):
+    def completed(words: str) -> list[str]:
+        count = str(len(words.split(" ")) - 1)
+        env = {"_ATOLL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
+        return [line.partition(",")[2] for line in finished.cli(env=env).stdout.splitlines()]
+
+    assert completed("atoll sta") == ["status"]
+    assert completed("atoll logs went-w") == ["went-well"]
+
+
+def test_backends_lists_what_is_registered(cli):
+    done = cli("backends")
+    assert done.code == 0
+    assert any(line.split()[:2] == ["local", "ready"] for line in done.stdout.splitlines())
+    assert any(line.split()[:2] == ["file", "ready"] for line in done.stdout.splitlines())
+    assert cli("backends", "--json").data["adapters"][0]["kind"] == "executor"

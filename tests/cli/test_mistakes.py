@@ -1,0 +1,158 @@
+"""Mistakes and misfortunes: one form of message, the next step, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PLUGIN = """
+class Executor:
+    name = "odd"
+    def __init__(self):
+        raise ZeroDivisionError("odd indeed")
+"""
+
+
+@pytest.fixture
+def plugins(cli, tmp_path: Path) -> None:
+    """Two third-party executors: one does not even import, the other breaks when it is built."""
+    place = tmp_path / "plugins"
+    info = place / "odd-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[atoll.executors]\nodd = odd_plugin:Executor\ngone = gone_plugin:Executor\n"
+    )
+    (place / "odd_plugin.py").write_text(PLUGIN)
+    cli.env["PYTHONPATH"] = str(place)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["staus"], "unknown command `staus`, did you mean `status`?", "atoll --help"),
+        (["run", "job:ok", "--replcas", "2"], "did you mean `--replicas`?", "words for your script go after `--`"),
+        (["ps", "--al"], "--al", "`atoll ps --help`"),
+        (["status"], "issing argument 'RUN'", "`atoll status --help`"),
+        (["run"], "what should run?", "atoll run module:function"),
+        (["run", "job:ko"], "did you mean `ok`?", None),
+        (["run", "job:ok", "--on", "locl"], "unknown executor `locl`, did you mean `local`?", None),
+        (["run", "job:ok", "--timeout", "soon"], "`90s`, `15m`, `2h`", None),
+        (["run", "job:ok", "--arg", "steps"], "--arg NAME=VALUE", None),
+        (["run", "job:ok", "--arg", "steps=1", "--arg", "steps=2"], "given twice", None),
+        (["run", "job:ok", "--args-json", "[1]"], "a JSON object", None),
+        (["run", "job:ok", "--args-file", "none.json"], "none.json", None),
+        (["run", "job:ok", "--detach", "--wait"], "which one is it?", None),
+        (["run", "job:ok", "--setting", "colour=red"], "settings of executor `local`", None),
+        (["run", "job:ok", "--profile", "big"], "no profile `big`", None),
+        (["run", "job:ok", "-n", "0", "--gpu", "H1000"], "replicas=`0`", None),
+        (["logs", "x", "--tail", "many"], "a number of lines", None),
+        (["completion", "csh"], "csh", None),
+    ],
+)
+def test_a_mistake_in_the_input_is_code_2_and_starts_nothing(inside, words, message, hint):
+    done = inside(*words)
+    assert done.code == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert hint is None or hint in done.stderr.partition("\nhint: ")[2]
+    assert not (inside.home / "store").exists()
+    assert not (inside.home / "local").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["staus", "--json"], "UnknownName"), (["ps", "--al", "--json"], "UsageError")]
+)
+def test_a_mistake_is_told_to_programs_as_json(inside, words, code):
+    done = inside(*words)
+    assert done.code == 2
+    assert done.error["code"] == code
+    assert done.error["hint"]
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "result", "top"])
+def test_an_unknown_run_is_code_3_with_a_suggestion(finished, inside, command):
+    done = inside.at(finished.cli)(command, "went-wel", "--json")
+    assert done.code == 3
+    assert done.error["code"] == "RunNotFound"
+    assert "did you mean `went-well`?" in done.error["message"]
+    assert "error: " in done.stderr
+
+
+def test_a_store_that_cannot_be_written_is_code_4_and_starts_nothing(inside):
+    done = inside("run", "job:ok", "--store", "job.py/below-a-file")
+    assert done.code == 4, done.stderr
+    assert not (inside.home / "local").exists()
+
+
+def test_a_bug_is_code_70_with_the_last_lines_and_no_traceback(cli, plugins):
+    done = cli("plan", "job:ok", "--on", "odd", "--json")
+    assert done.code == 70
+    assert done.error["code"] == "InternalError"
+    assert "ZeroDivisionError: odd indeed" in done.error["message"]
+    assert "odd_plugin.py:5" in done.stderr
+    assert "ATOLL_DEBUG=1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_whole_traceback(cli, plugins):
+    done = cli("plan", "job:ok", "--on", "odd", env={"ATOLL_DEBUG": "1"})
+    assert done.code == 70
+    assert "Traceback (most recent call last)" in done.stderr
+
+
+def test_a_broken_plug_in_is_listed_as_broken_and_breaks_nothing(cli, plugins):
+    done = cli("backends", "--json")
+    assert done.code == 0
+    states = {adapter["name"]: adapter["state"] for adapter in done.data["adapters"]}
+    assert states["local"] == "ready"
+    assert states["gone"] == "broken"
+    assert states["odd"] == "broken"
+    assert cli("ps").code == 0
+    named = cli("plan", "job:ok", "--on", "gone")
+    assert named.code == 2
+    assert "does not load" in named.stderr
+
+
+def test_ctrl_c_is_code_130_with_one_line(cli):
+    run = cli.detached("job:until", "--arg", f"gate={cli.folder / 'gate'}")
+    process = cli.start("logs", run, "-f", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"rank 0 waits\n"
+    process.send_signal(signal.SIGINT)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert talk.decode().strip() == "interrupted; runs go on without this command"
+    (cli.folder / "gate").touch()
+    assert cli("wait", run).code == 0
+
+
+def test_a_reader_that_has_had_enough_is_no_error(cli):
+    run = cli.detached("job:many", "--arg", "lines=200000")
+    assert cli("wait", run).code == 0
+    process = cli.start("logs", run, "--tail", "all", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"line 0\n"
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(60) == 0
+
+
+def test_output_is_utf_8_whatever_the_locale(cli):
+    done = cli("config", env={"LC_ALL": "C", "ATOLL_STORE": "./läuft", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
+    assert done.code == 0
+    assert "läuft" in done.stdout
+
+
+def test_colours_are_only_for_terminals(finished):
+    done = finished.cli("status", finished.ok)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert os.environ.get("TERM") is None or done.code == 0

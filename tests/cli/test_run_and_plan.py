@@ -1,0 +1,182 @@
+"""`atoll run` and `atoll plan`, as processes with real replicas."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from cli_terminal import terminal
+
+
+def test_run_waits_shows_progress_on_stderr_and_results_on_stdout(cli):
+    done = cli("run", "job:ok", "--replicas", 2, "--arg", "steps=3", "--arg", "note=hi there")
+    assert done.code == 0, done.stderr
+    assert done.stdout == 'rank 0: {"rank": 0}\nrank 1: {"rank": 1}\n'
+    assert "job:ok on local: 2 replicas" in done.stderr
+    assert "2 succeeded" in done.stderr
+    assert "succeeded: 2 replicas" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_run_that_fails_is_code_1_with_the_remote_traceback(cli):
+    done = cli("run", "job:bad", "-n", 2)
+    assert done.code == 1
+    assert done.stdout == ""
+    assert "error: run `" in done.stderr
+    assert "rank 1: failed, user_error" in done.stderr
+    assert 'raise ValueError("no good")' in done.stderr
+    assert "hint: atoll logs " in done.stderr
+
+
+def test_run_as_json_is_events_and_then_one_envelope(cli):
+    done = cli("run", "job:ok", "-n", 2, "--run-id", "told", "--json")
+    assert done.code == 0
+    assert done.stderr == ""
+    first, *events, last = done.lines()
+    assert (first["event"], first["data"]["run_id"]) == ("started", "told")
+    assert first["data"]["handle"].startswith("local://")
+    assert {line["event"] for line in events} == {"status"}
+    assert events[-1]["data"]["counts"] == {"succeeded": 2}
+    assert last["data"]["state"] == "succeeded"
+    assert [o["result"] for o in last["data"]["result"]["outcomes"]] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_a_failed_run_as_json_has_the_outcomes_and_the_error(cli):
+    done = cli("run", "job:bad", "-n", 2, "--json")
+    assert done.code == 1
+    assert done.error["code"] == "RunFailed"
+    assert done.data["result"]["outcomes"][1]["error"]["type"] == "ValueError"
+
+
+def test_a_loss_that_is_no_number_is_still_valid_json(cli):
+    run = cli.detached("job:nan")
+    assert cli("wait", run).code == 0
+    done = cli("status", run, "--json")
+    assert done.data["replicas"][0]["progress"]["metrics"] == {"loss": "NaN"}
+
+
+def test_detach_prints_the_run_id_on_stdout_and_the_way_back_on_stderr(cli):
+    gate = cli.folder / "gate"
+    done = cli("run", "job:until", "--arg", f"gate={gate}", "--detach")
+    assert done.code == 0
+    run = done.stdout.strip()
+    assert done.stdout == f"{run}\n"
+    for command in ("atoll top", "atoll logs", "atoll wait", "atoll result", "atoll cancel"):
+        assert f"{command} {run}" in done.stderr
+    assert "local://" in done.stderr
+    gate.touch()
+    assert cli("wait", run).code == 0
+
+
+def test_words_after_two_dashes_are_for_the_script(cli):
+    run = cli.detached("words.py", "--", "--lr", "1e-3", "--json")
+    assert cli("wait", run).code == 0
+    assert cli("logs", run).stdout == "words ['--lr', '1e-3', '--json']\n"
+
+
+def test_arguments_come_from_a_file_then_json_then_single_ones(cli):
+    given = {"steps": 9, "note": "file", "value": {"é": [1, None, "line\nbreak"]}}
+    done = cli(
+        *("run", "job:ok", "--args-file", "-", "--args-json", '{"steps": 1, "note": "json"}', "--arg", "note=arg"),
+        *("--json",),
+        stdin=json.dumps(given),
+    )
+    assert done.code == 0
+    assert done.data["result"]["outcomes"][0]["result"] == given["value"]
+    assert cli("logs", done.data["run_id"]).stdout == "rank 0 step 0 arg\n"
+
+
+def test_the_same_run_id_adopts_and_other_content_is_a_conflict(cli):
+    words = ("run", "job:ok", "--run-id", "mine", "--json")
+    first, again, other = cli(*words), cli(*words), cli(*words, "--arg", "steps=5")
+    assert (first.code, again.code, other.code) == (0, 0, 2)
+    assert first.data["handle"] == again.data["handle"]
+    assert other.error["code"] == "Conflict"
+    assert any("steps" in line for line in other.error["differences"])
+
+
+def test_the_configuration_is_used_and_flags_win(inside, monkeypatch):
+    (inside.folder / "atoll.toml").write_text(
+        'entry = "job:ok"\nreplicas = 3\nstore = "./runs"\n[args]\nsteps = 1\n[profiles.small]\nreplicas = 1\n'
+    )
+    done = inside("plan", "--json")
+    assert done.data["spec"]["placement"]["replicas"] == 3
+    assert done.data["spec"]["task"]["args"] == {"steps": 1}
+    assert done.data["store"] == (inside.folder / "runs").as_uri()
+    assert inside("plan", "--json", "--profile", "small").data["plan"]["replicas"] == 1
+    monkeypatch.setenv("ATOLL_REPLICAS", "7")
+    monkeypatch.setenv("ATOLL_MAX_RESTARTS", "4")
+    flagged = inside("plan", "job:bad", "--json", "-n", "2")
+    assert flagged.data["spec"]["task"]["args"] == {}
+    assert flagged.data["spec"]["placement"]["replicas"] == 2
+    assert flagged.data["spec"]["placement"]["max_restarts"] == 4
+
+
+def test_plan_prints_the_exact_request_and_writes_nothing(cli):
+    before = sorted(os.listdir(cli.folder))
+    words = ("plan", "job:ok", "-n", 2, "--run-id", "p", "--env", "A=b", "--secret", "T=env:NOT_SET", "--store", "s")
+    done = cli(*words)
+    assert done.code == 0, done.stderr
+    request = json.loads(done.stdout)
+    assert request["environment"]["A"] == "b"
+    assert request["secrets"] == {"T": "env:NOT_SET"}
+    assert cli(*words, "--json").data["plan"]["request"] == request
+    assert sorted(os.listdir(cli.folder)) == before
+
+
+def test_plan_lists_every_reason_for_a_refusal(inside):
+    done = inside("plan", "job:ok", "--image", "x", "--cpus", 2, "--secret", "T=vault:x", "--json")
+    assert done.code == 2
+    assert done.error["code"] == "Unsupported"
+    assert [p.partition("=")[0] for p in done.error["problems"]] == ["image", "cpus", "secrets.T"]
+
+
+def test_run_shows_what_the_bundle_holds(cli):
+    (cli.folder / ".gitignore").write_text("home/\n")
+    (cli.folder / ".git").rmdir()
+    done = cli("run", "job:ok", "--workspace", ".", "--arg", "steps=1")
+    assert done.code == 0, done.stderr
+    assert "bundle " in done.stderr
+    assert "job.py" in done.stderr
+
+
+def test_ctrl_c_detaches_and_the_run_goes_on(cli):
+    gate = cli.folder / "gate"
+    with terminal(cli, "run", "job:until", "-n", 2, "--arg", f"gate={gate}", "--run-id", "kept") as screen:
+        drawn = screen.until("rank 1 waits")
+        for word in ("rank", "state", "running", "loss", "0.5", "Ctrl-C detaches"):
+            assert word in drawn
+        screen.interrupt()
+        assert screen.end() == 130
+        assert "detached: run `kept` goes on" in screen.plain
+        assert "atoll logs kept -f" in screen.plain
+        assert "Traceback" not in screen.plain
+    assert cli("status", "kept", "--json").data["state"] == "running"
+    gate.touch()
+    assert cli("wait", "kept").code == 0
+    assert cli("status", "kept", "--json").data["state"] == "succeeded"
+
+
+def test_the_live_table_ends_with_the_final_one_in_colour(cli):
+    with terminal(cli, "run", "job:ok", "-n", 2) as screen:
+        assert screen.end() == 0
+        assert "succeeded: 2 replicas" in screen.plain
+        assert 'rank 1: {"rank": 1}' in screen.plain
+        assert "\x1b[32msucceeded\x1b[0m" in screen.drawn
+
+
+def test_no_color_is_honoured_on_a_terminal(cli):
+    cli.env["NO_COLOR"] = "1"
+    with terminal(cli, "run", "job:bad", "-n", 2) as screen:
+        assert screen.end() == 1
+        assert "no good" in screen.plain
+        assert "\x1b[31m" not in screen.drawn
+
+
+@pytest.mark.parametrize("flag", ["--wait", "--json"])
+def test_a_terminal_can_do_without_the_live_table(cli, flag):
+    with terminal(cli, "run", "job:ok", flag) as screen:
+        assert screen.end() == 0
+        assert "Ctrl-C" not in screen.plain
+        assert "\x1b[?25l" not in screen.drawn  # the cursor was never hidden
