@@ -1,0 +1,152 @@
+"""Reading a bundle's archive into an empty private folder, trusting nothing that it says.
+
+Files are written while no link exists yet, so no name can lead out of the folder; links come last, each proven to stay
+inside. What `bundle.py` never writes is refused: other kinds of members, second copies, paths through links.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import IO, TYPE_CHECKING, Any
+
+from atoll.workspace.entries import LinkProblem, path_problem, resolve
+from atoll.workspace.manifest import printable, size_text
+
+if TYPE_CHECKING:
+    from gzip import GzipFile
+    from tarfile import TarFile, TarInfo
+
+OVERHEAD_BYTES = 4096
+"""Room in an archive for the headers and padding of one file."""
+_COPY_BYTES = 256 * 1024
+_HEADER_BYTES = 1024**2
+
+
+class Refused(Exception):
+    """Why this archive is not one of ours."""
+
+
+def extract(archive: IO[bytes], root: str, *, max_bytes: int, max_files: int) -> None:
+    """Unpack `archive` into the empty folder `root`; `Refused` or an error of tarfile or zlib if it is not ours."""
+    import gzip
+    import tarfile
+
+    with gzip.GzipFile(fileobj=archive, mode="rb") as content:
+        source = _ForwardReader(content, max_bytes + (max_files + 1) * OVERHEAD_BYTES)
+        readable: Any = source  # tarfile calls read, seek and tell, and its types want all of IO
+        with tarfile.open(fileobj=readable, mode="r:") as tar:
+            links = _write_files(tar, root, max_bytes, max_files)
+            if tar.pax_headers:
+                raise Refused("headers for the whole archive")
+        _check_end(source)
+    _make_links(root, links)
+
+
+class _ForwardReader:
+    """Reads on and never back, a bounded amount in all and at a time.
+
+    tarfile follows the sizes in an archive wherever they point: back in a loop, or into a header of many gigabytes.
+    """
+
+    def __init__(self, source: GzipFile, limit_bytes: int) -> None:
+        self._source, self._limit_bytes = source, limit_bytes
+        self._at = 0
+        self.last_read = b""
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, position: int) -> int:
+        if not self._at <= position <= self._limit_bytes:
+            raise Refused("a size that points out of the archive")
+        while self._at < position:
+            if not self.read(min(_COPY_BYTES, position - self._at)):
+                raise Refused("cut short")
+        return position
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _HEADER_BYTES:
+            raise Refused(f"a header of more than {size_text(_HEADER_BYTES)}")
+        self.last_read = self._source.read(size)
+        self._at += len(self.last_read)
+        if self._at > self._limit_bytes:
+            raise Refused(f"more than {size_text(self._limit_bytes)} unpacked")
+        return self.last_read
+
+
+def _check_end(source: _ForwardReader) -> None:
+    """tarfile takes a broken header for the end, and looks at nothing behind it, not even the checksum of gzip."""
+    if source.last_read != bytes(512):
+        raise Refused("no proper end")
+    while chunk := source.read(_COPY_BYTES):
+        if chunk.count(0) != len(chunk):
+            raise Refused("something behind its end")
+
+
+def _write_files(tar: TarFile, root: str, max_bytes: int, max_files: int) -> dict[str, str]:
+    """Write the regular files, and return the links."""
+    links: dict[str, str] = {}
+    count = size_bytes = 0
+    for member in tar:
+        _check_member(member, root)
+        count, size_bytes = count + 1, size_bytes + member.size
+        if count > max_files:
+            raise Refused(f"more than {max_files} files")
+        if size_bytes > max_bytes:
+            raise Refused(f"more than {size_text(max_bytes)} of content")
+        if member.name in links:
+            raise Refused(f"`{printable(member.name)}` is there twice")
+        if member.issym():
+            links[member.name] = member.linkname
+        else:
+            _write_file(root, member, tar.extractfile(member))
+    return links
+
+
+def _check_member(member: TarInfo, root: str) -> None:
+    import tarfile
+
+    if problem := path_problem(member.name):
+        raise Refused(f"`{printable(member.name[:200])}` {problem}")
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.SYMTYPE) or member.sparse is not None:
+        raise Refused(f"`{printable(member.name)}` is neither a plain file nor a symbolic link")
+    if member.size < 0 or (member.size and member.issym()):
+        raise Refused(f"`{printable(member.name)}` has a size of {member.size}")
+    if member.isreg() and hasattr(tarfile, "data_filter"):
+        # A second opinion, where this Python has it; on links it is wrong if they lead through one not made yet.
+        tarfile.data_filter(member, root)
+
+
+def _write_file(root: str, member: TarInfo, source: IO[bytes] | None) -> None:
+    place = os.path.join(root, member.name)
+    try:
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        mode = 0o777 if member.mode & 0o100 else 0o666
+        handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as exc:
+        raise Refused(f"`{printable(member.name)}` is there twice, or inside a file") from exc
+    with os.fdopen(handle, "wb") as file:
+        left = member.size
+        while left and source is not None:
+            chunk = source.read(min(_COPY_BYTES, left))
+            if not chunk:
+                raise Refused("cut short")
+            file.write(chunk)
+            left -= len(chunk)
+
+
+def _make_links(root: str, links: dict[str, str]) -> None:
+    for path in links:
+        try:
+            resolve(path, links)
+        except LinkProblem as exc:
+            raise Refused(f"the link `{printable(path)}` -> `{printable(links[path][:200])}` {exc}") from exc
+        if any(path[:at] in links for at, char in enumerate(path) if char == "/"):
+            raise Refused(f"`{printable(path)}` lies behind a link")
+    for path, target in links.items():
+        place = os.path.join(root, path)
+        try:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.symlink(target, place)
+        except (FileExistsError, NotADirectoryError) as exc:
+            raise Refused(f"`{printable(path)}` is there twice, or inside a file") from exc
