@@ -13,6 +13,8 @@ from atoll.testing.executor_contract import ExecutorContract
 
 
 class TestLocal(ExecutorContract):
+    adapter = "atoll.executors.local.executor:LocalExecutor"
+
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("CONTRACT_VAULT", "hunter2 hunter3")
@@ -20,6 +22,8 @@ class TestLocal(ExecutorContract):
 
 
 class TestScripted(ExecutorContract):
+    adapter = "atoll.testing.scripted:ScriptedExecutor"
+
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Iterator[Bench]:
         with ScriptedBench.below(tmp_path) as bench:
@@ -27,6 +31,9 @@ class TestScripted(ExecutorContract):
 
 
 class TestScriptedGroup(ExecutorContract):
+    adapter = "atoll.testing.scripted:ScriptedExecutor"
+    most_steps = 6
+
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Iterator[Bench]:
         with ScriptedBench.below(tmp_path, group=True) as bench:

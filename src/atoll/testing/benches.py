@@ -72,9 +72,12 @@ class ScriptedBench(Bench):
             service.close()
             server.close()
 
+    def running(self, run_id: str) -> list[str]:
+        return [*self.service.unfinished(run_id, self.store_uri), *super().running(run_id)]
+
     def kill_replica(self, run_id: str, rank: int) -> None:
         """The whole machine goes: not even the container's first process has a last word."""
-        os.kill(self.service.container(run_id, rank), signal.SIGKILL)
+        os.kill(self.service.container(run_id, self.store_uri, rank), signal.SIGKILL)
 
     def forget(self, handle: RunHandle) -> None:
         self.service.forget(handle.native_id)

@@ -118,7 +118,7 @@ class Bench:
     # ── hooks: what is seen or done without the adapter ─────────────────────────────────────────────────────────
 
     def running(self, run_id: str) -> list[str]:
-        """What still runs for the run. By default: processes of this machine with the run's variables."""
+        """What runs for the run, or waits to. By default: processes of this machine with the run's variables."""
         return [str(pid) for pid in processes_with({RUN_ID: run_id, STORE: self.store_uri})]
 
     def kill_replica(self, run_id: str, rank: int) -> None:

@@ -1,9 +1,11 @@
 """The Executor contract as tests: subclass `ExecutorContract`, give it a `bench` fixture, and pytest does the rest.
 
     class TestSlurm(ExecutorContract):
+        adapter = "my_package.slurm:SlurmExecutor"
+
         @pytest.fixture
         def bench(self, tmp_path):
-            return SlurmBench("my_package.slurm:SlurmExecutor", f"file://{tmp_path}/store", {"partition": "test"})
+            return SlurmBench(self.adapter, f"file://{tmp_path}/store", {"partition": "test"})
 
 Each clause E1-E19 (see `atoll.executors.base.Executor`) is one or more methods named for its number that take the bench
 as an argument, so they can also be called directly. They launch real replicas and count them. What cannot be shown for
@@ -33,9 +35,11 @@ a backend is skipped, and the skip says why.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from atoll.testing import _plain_asserts as _plain_asserts
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_contract_life import LifeClauses
 from atoll.testing.executor_contract_plan import PlanClauses
@@ -47,7 +51,10 @@ CLAUSES = range(1, 20)
 
 
 class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, TwinClauses):
-    """Clauses E1-E19. Subclasses give `bench`, and close in it what they opened."""
+    """Clauses E1-E19. Subclasses give `adapter` and `bench`, and close in the fixture what they opened."""
+
+    adapter: ClassVar[str]
+    """`module:Class`, as in the registry."""
 
     @pytest.fixture
     def bench(self) -> Bench:
@@ -55,6 +62,9 @@ class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, Twin
         pytest.fail(f"{type(self).__name__} must define the fixture `bench`")
 
     @pytest.fixture(autouse=True)
-    def _own_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _own_home(self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Runs of the suite are not remembered among the user's own."""
+        assert bench.path == self.adapter, (
+            f"{type(self).__name__} is about {self.adapter}, its bench about {bench.path}"
+        )
         monkeypatch.setenv("ATOLL_HOME", str(tmp_path / "home"))

@@ -70,7 +70,7 @@ class PlanClauses:
     def test_e01_another_process_plans_the_same(self, bench: Bench) -> None:
         ordered = order(bench, "echo", 2, run_id="planned", env={f"CONTRACT_{i}": "x" for i in range(8)})
         there = ask(bench, "plan", order=asdict(ordered), cwd="/", environment={"PYTHONHASHSEED": "7"})
-        assert there == plan_of(bench, ordered).to_json()
+        assert there == plan_of(bench, ordered).to_json(), "another process plans this run differently"
 
     def test_e01_planning_leaves_nothing_behind(self, bench: Bench) -> None:
         plan = plan_of(bench, order(bench, "echo", 2, run_id="planned"))

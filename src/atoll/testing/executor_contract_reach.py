@@ -93,15 +93,15 @@ class ReachClauses:
 
     # E11 arguments arrive unchanged
 
-    @pytest.mark.parametrize("name", [*ARGUMENTS, "all at once"])
-    def test_e11_arguments_arrive_unchanged(self, bench: Bench, name: str) -> None:
-        args = ARGUMENTS if name == "all at once" else {name: ARGUMENTS[name]}
-        with launched(bench, "echo", 2, args=args) as run:
+    def test_e11_arguments_arrive_unchanged(self, bench: Bench) -> None:
+        with launched(bench, "echo", 2, args=ARGUMENTS) as run:
             over(bench, run)
             values = run.result().raise_for_failures().values
         for rank, value in enumerate(values):
             assert (value["rank"], value["world_size"]) == (rank, 2)
-            assert value["args"] == args
+            changed = [name for name, wanted in ARGUMENTS.items() if value["args"].get(name) != wanted]
+            assert not changed, f"these arguments arrived changed: {changed}"
+            assert set(value["args"]) == set(ARGUMENTS)
 
     # E13 logs are the replica's lines, and nothing else
 

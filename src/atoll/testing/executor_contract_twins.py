@@ -19,14 +19,15 @@ from atoll.testing.executor_elsewhere import Elsewhere, spread, steps_of_submit,
 from atoll.testing.executor_order import Order
 from atoll.testing.executor_steps import assert_each_rank_once, assert_ranks, cleared, entered, launched, let_go, order
 
-LAUNCHERS = 16
 AT_ONCE = 4
 
 
 class TwinClauses:
     """Launchers that race, die or never hear the answer. Every process that enters user code is counted."""
 
-    most_steps: int = 16
+    launchers: int = 16
+    """How many submit one run at the same moment in E18."""
+    most_steps: int = 12
     """How many of the steps of a launch are tried in E19: spread over all there are, most of them inside `submit`."""
 
     # E18 a lost create answer, or many launchers at once, give exactly N replicas
@@ -34,15 +35,15 @@ class TwinClauses:
     def test_e18_sixteen_threads_submit_one_plan(self, bench: Bench) -> None:
         draft = order(bench, "hold", 2).draft(bench.executor(), bench.store_uri)
         journal.record_run(draft.store, draft.spec, executor=draft.executor.name)
-        gate = Barrier(LAUNCHERS)
+        gate = Barrier(self.launchers)
 
         def submit() -> RunHandle:
             executor = bench.executor()
             gate.wait()
             return executor.submit(draft.plan)
 
-        with cleared(bench, draft.spec.run_id), ThreadPoolExecutor(LAUNCHERS) as pool:
-            handles = [each.result() for each in [pool.submit(submit) for _ in range(LAUNCHERS)]]
+        with cleared(bench, draft.spec.run_id), ThreadPoolExecutor(self.launchers) as pool:
+            handles = [each.result() for each in [pool.submit(submit) for _ in range(self.launchers)]]
             assert len(set(handles)) == 1, f"one plan, several handles: {set(handles)}"
             run = Run(draft.spec, draft.executor, draft.store, handles[0])
             assert let_go(bench, run).state is ReplicaState.SUCCEEDED
@@ -51,8 +52,8 @@ class TwinClauses:
     def test_e18_sixteen_launchers_in_four_processes(self, bench: Bench) -> None:
         ordered = order(bench, "hold", 2)
         with cleared(bench, ordered.run_id):
-            handles = submit_at_once(bench, ordered, processes=4, threads=LAUNCHERS // 4)
-            assert len(handles) == LAUNCHERS, "a launcher came back without a handle"
+            handles = submit_at_once(bench, ordered, processes=4, threads=self.launchers // 4)
+            assert len(handles) == self.launchers, "a launcher came back without a handle"
             assert len(set(handles)) == 1, f"one run, several handles: {set(handles)}"
             assert let_go(bench, _found(bench, ordered)).state is ReplicaState.SUCCEEDED
             assert_each_rank_once(bench, ordered.run_id, 2)

@@ -1,7 +1,7 @@
 """ScriptedService: a small cloud in memory that runs containers as real processes of this machine, and fails on cue.
 
 It knows jobs; a job has one or several tasks, each with a rank and variables of its own. Calls are plain dictionaries,
-as on a wire: `create`, `describe`, `list`, `stop`, `log`. Stopping takes time, names have a rule and are taken for good,
+as on a wire: `create`, `describe`, `list`, `stop`, `log`. Stopping takes time, names have a rule and stay taken,
 secrets come from its own vault, and each task is kept to its time limit. `scripted_wire` puts it on a socket.
 """
 
@@ -183,11 +183,17 @@ class ScriptedService:
         with self._lock:
             self._jobs = {name: job for name, job in self._jobs.items() if job.label != label}
 
-    def container(self, run_id: str, rank: int) -> int:
+    def unfinished(self, run_id: str, store_uri: str) -> list[str]:
+        """Names of the jobs of a run that are not over."""
+        with self._lock:
+            jobs = list(self._jobs.values())
+        return [job.name for job in jobs for task in job.tasks if task.is_of(run_id, store_uri) and not task.is_over]
+
+    def container(self, run_id: str, store_uri: str, rank: int) -> int:
         """The pid of a task's first process."""
         with self._lock:
-            tasks = [task for job in self._jobs.values() for task in job.tasks]
-        return next(task.pid for task in tasks if task.is_for(run_id, rank) and task.pid is not None)
+            tasks = [task for job in self._jobs.values() for task in job.tasks if task.rank == rank]
+        return next(task.pid for task in tasks if task.is_of(run_id, store_uri) and task.pid is not None)
 
     def close(self) -> None:
         """End every process, and give the folder back."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from atoll.context import RUN_ID
+from atoll.context import RUN_ID, STORE
 from atoll.testing.executor_bench import processes_with
 
 _TICK_S = 0.01
@@ -44,8 +44,8 @@ class Task:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
-    def is_for(self, run_id: str, rank: int) -> bool:
-        return (self._environment[RUN_ID], self.rank) == (run_id, rank)
+    def is_of(self, run_id: str, store_uri: str) -> bool:
+        return (self._environment[RUN_ID], self._environment[STORE]) == (run_id, store_uri)
 
     def describe(self) -> dict[str, Any]:
         return {
