@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ def answer(store: Store, request: Request) -> Any:
 
 
 class Driver:
-    """Runs protocols to their end, blocking. One per replica; not shared between threads.
+    """Runs protocols to their end, blocking; several threads may each run one.
 
     Two pools, because a child that gathers in turn would otherwise wait for the very threads it fills.
     """
@@ -37,6 +38,7 @@ class Driver:
     def __init__(self, store: Store, clock: Clock, *, connections: int = 8) -> None:
         self._store, self._clock, self._connections = store, clock, max(1, connections)
         self._pools: list[ThreadPoolExecutor] = []
+        self._lock = threading.Lock()
 
     def __call__(self, steps: Steps[T]) -> T:
         return self._run(steps, depth=0)
@@ -92,9 +94,10 @@ class Driver:
         return results
 
     def _pool(self, depth: int) -> ThreadPoolExecutor:
-        while len(self._pools) <= depth:
-            self._pools.append(ThreadPoolExecutor(self._connections, thread_name_prefix="atoll-round"))
-        return self._pools[depth]
+        with self._lock:
+            while len(self._pools) <= depth:
+                self._pools.append(ThreadPoolExecutor(self._connections, thread_name_prefix="atoll-round"))
+            return self._pools[depth]
 
 
 def _take(running: list[Future[Any]], results: list[Any], error: BaseException | None = None) -> BaseException | None:

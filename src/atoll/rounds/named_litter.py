@@ -1,0 +1,96 @@
+"""Tidying up after exchanges: parts that every rank is past, sessions that are over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from atoll.errors import StoreError
+from atoll.rounds.named_part import ReadPart
+from atoll.rounds.named_session import Rendezvous, Session
+from atoll.rounds.ops import Gather, Steps
+
+_WIDTH = 8
+
+
+class Litter:
+    """The parts a rank has written, until every rank has said that it is past the call they belong to."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._next = 0
+        self._open: set[int] = set()
+        self._written: list[tuple[str, dict[int, int]]] = []
+        self._past: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def call(self) -> Iterator[int]:
+        """The number of a call that is going on now."""
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._open.add(number)
+        try:
+            yield number
+        finally:
+            with self._lock:
+                self._open.discard(number)
+
+    @property
+    def oldest_call(self) -> int:
+        """Every call of this rank below this number is over."""
+        with self._lock:
+            return min(self._open, default=self._next)
+
+    def add(self, key: str, found: Sequence[ReadPart]) -> None:
+        """An exchange is complete: remember our part, and how far the others were."""
+        with self._lock:
+            self._written.append((key, {read.rank: read.call for read in found}))
+            for read in found:
+                self._past[read.rank] = max(self._past.get(read.rank, 0), read.oldest)
+
+    def due(self) -> list[str]:
+        """Keys to delete now; each is named once."""
+        with self._lock:
+            is_over = [all(self._past[rank] > call for rank, call in calls.items()) for _, calls in self._written]
+            due = [key for (key, _), over in zip(self._written, is_over, strict=True) if over]
+            self._written = [row for row, over in zip(self._written, is_over, strict=True) if not over]
+            return due
+
+
+def clear_older_sessions(place: Rendezvous, session: Session) -> Steps[None]:
+    """Delete what this rank left in earlier sessions: all ranks are here now, so nobody is there.
+
+    Except another session of this very process, which may use both.
+    """
+    try:
+        seen = yield from place.attendance()
+        older = [number for number in seen.seated if number < session.number]
+        own = {number for number in older if place.rank in seen.seated[number]}
+        alive = set()
+        for number in own:
+            if (yield from place.is_ours(number)) and place.rank not in seen.left.get(number, ()):
+                alive.add(number)
+        parts = [
+            key
+            for key in (yield from place.io.list(place.keys.parts_prefix()))
+            if (where := place.keys.parse_part(key))[1] == place.rank and where[0] < session.number
+            and where[0] not in alive
+        ]
+        seats = [make(number, place.rank) for number in own - alive for make in (place.keys.goodbye, place.keys.seat)]
+        yield Gather([place.io.delete(key) for key in [*parts, *seats]], _WIDTH)
+    except StoreError:
+        pass  # only tidying; the next session tries again
+
+
+def sweep_if_last(place: Rendezvous, session: Session) -> Steps[None]:
+    """Say goodbye to a session; if everybody has, delete all of it."""
+    yield from place.io.create(place.keys.goodbye(session.number, place.rank), session.seats[place.rank].seal())
+    seen = yield from place.attendance()
+    if seen.left.get(session.number) != place.everyone:
+        return
+    parts = yield from place.io.list(place.keys.parts_prefix(session.number))
+    yield Gather([place.io.delete(key) for key in parts], _WIDTH)
+    for make in (place.keys.seat, place.keys.goodbye):
+        yield Gather([place.io.delete(make(session.number, rank)) for rank in sorted(place.everyone)], _WIDTH)
