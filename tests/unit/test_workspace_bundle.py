@@ -10,27 +10,18 @@ import socket
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from workspace_trees import nobodys_folder, plant
 
 from atoll.errors import ConfigError
 from atoll.stores.memory import MemoryStore
-from atoll.workspace import Bundle, Manifest, build, fetch_and_unpack, upload
+from atoll.workspace import Bundle, build, fetch_and_unpack, upload
 from atoll.workspace.bundle import write_archive
-from atoll.workspace.entries import LinkProblem, look_at, resolve
-from atoll.workspace.manifest import biggest_shares, printable, size_text
+from atoll.workspace.entries import look_at
 
 MIB = 1024**2
-
-
-def plant(root: Path, tree: Mapping[str, str | bytes]) -> Path:
-    for path, content in tree.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content.encode() if isinstance(content, str) else content)
-    return root
 
 
 def members(bundle: Bundle) -> dict[str, tarfile.TarInfo]:
@@ -139,79 +130,6 @@ def test_another_launcher_may_win_the_upload(tmp_path: Path) -> None:
     assert bytes(store.get(bundle.key)) == bytes(bundle.data)
 
 
-def test_the_manifest_says_what_will_be_sent(tmp_path: Path) -> None:
-    sizes = {"a": 10, "b": 3000, "c/d": 2 * MIB, "e": 1, "f": 5, "g": 0}
-    root = plant(tmp_path, {name: bytes(size) for name, size in sizes.items()})
-    manifest = build(root).manifest
-    assert (manifest.count, manifest.size_bytes, manifest.source) == (6, sum(sizes.values()), "walk")
-    assert manifest.largest == (("c/d", 2 * MIB), ("b", 3000), ("a", 10), ("f", 5), ("e", 1))
-    head, *rows = manifest.text().splitlines()
-    assert head.startswith(f"bundle {manifest.digest[:12]}: 6 files, 2.0 MiB, ")
-    assert head.endswith("packed, chosen by the ignore files")
-    assert rows[:2] == ["     2.0 MiB  c/d", "     2.9 KiB  b"]
-
-
-def test_the_manifest_text_cannot_garble_a_terminal() -> None:
-    text = Manifest("0" * 64, 1, 1, 1, (("a\x1b[2J\nb", 1),), "git", ("odd \x07",)).text()
-    assert text.splitlines()[1:] == [r"         1 B  a\x1b[2J\nb", r"  note: odd \x07"]
-    assert "chosen by git" in text
-    assert printable("é\udcff") == r"é\udcff"
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 * 1024, "1.5 MiB"), (3 * 1024**3, "3.0 GiB")],
-)
-def test_sizes_read_well(size: int, text: str) -> None:
-    assert size_text(size) == text
-
-
-def test_too_many_bytes_names_the_biggest_and_the_way_out(tmp_path: Path) -> None:
-    tree = {f"data/raw/{n}.bin": bytes(30_000) for n in range(5)} | {"model.pt": bytes(50_000), "train.py": "x"}
-    with pytest.raises(ConfigError) as caught:
-        build(plant(tmp_path, tree), max_bytes=100_000)
-    message = str(caught.value)
-    assert "195.3 KiB in 7 files, and the limit is 97.7 KiB in 20000 files" in message
-    assert message.index("146.5 KiB  data/raw/  (5 files)") < message.index("48.8 KiB  model.pt")
-    assert ".gitignore" in message
-    assert ".atollignore" in message
-    assert "`/data/raw/`" in message
-
-
-def test_too_many_files_names_where_they_are(tmp_path: Path) -> None:
-    tree = {f"cache/{n}": "" for n in range(12)} | {"big": bytes(1000)}
-    with pytest.raises(ConfigError, match=r"cache/  \(12 files\)") as caught:
-        build(plant(tmp_path, tree), max_files=12)
-    assert "`/cache/`" in str(caught.value)
-
-
-def test_the_limits_themselves_are_allowed(tmp_path: Path) -> None:
-    root = plant(tmp_path, {"a": bytes(600), "b": bytes(400)})
-    assert build(root, max_bytes=1000, max_files=2).manifest.count == 2
-    with pytest.raises(ConfigError, match="too big"):
-        build(root, max_bytes=999)
-    with pytest.raises(ConfigError, match="too big"):
-        build(root, max_files=1)
-
-
-def test_far_too_many_files_are_not_all_counted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"at least .* in 20 files"):
-        build(plant(tmp_path, {str(n): "" for n in range(50)}), max_files=2)
-
-
-def test_shares_do_not_overlap_and_name_the_cause() -> None:
-    sizes = {"a/b/c/huge": 1000, "a/b/small": 1, "d/1": 300, "d/2": 300, "e": 10, "f": 9, "g": 8, "h": 7}
-    shares = biggest_shares(sizes)
-    assert [(share.name, share.size_bytes) for share in shares] == [
-        ("a/b/c/huge", 1000),
-        ("d/", 600),
-        ("e", 10),
-        ("f", 9),
-        ("g", 8),
-    ]
-    assert [share.name for share in biggest_shares(sizes, by_count=True)][:2] == ["a/b/", "d/"]
-
-
 def test_nothing_to_send_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to send"):
         build(tmp_path)
@@ -231,55 +149,6 @@ def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     plant(tmp_path / "real", {"a": "1"})
     (tmp_path / "link").symlink_to("real")
     assert build(tmp_path / "link").digest == build(tmp_path / "real").digest
-
-
-@pytest.mark.parametrize(
-    ("path", "target", "reason"),
-    [
-        ("data", "/mnt/data", "is absolute"),
-        ("data", "../data", "leads outside"),
-        ("d/data", "../../data", "leads outside"),
-        ("d/data", "../x/../../y", "leads outside"),
-        ("data", "inside/../..", "leads outside"),
-        ("data", "data", "goes round in circles"),
-        ("data", "d/up", "leads outside"),
-    ],
-)
-def test_links_that_replicas_cannot_follow_are_named(tmp_path: Path, path: str, target: str, reason: str) -> None:
-    root = plant(tmp_path / "w", {"a": "", "d/b": ""})
-    (root / path).symlink_to(target)
-    if target == "d/up":
-        (root / "d" / "up").symlink_to("../..")
-    with pytest.raises(ConfigError, match=f"`{path}` -> `{target}`: {reason}"):
-        build(root)
-    plant(root, {".atollignore": "/data\n/d/data\n/d/up\n"})
-    assert build(root).manifest.count == 3
-
-
-def test_every_bad_link_is_named_at_once(tmp_path: Path) -> None:
-    root = plant(tmp_path, {"a": ""})
-    (root / "x").symlink_to("/x")
-    (root / "y").symlink_to("../y")
-    with pytest.raises(ConfigError, match=r"(?s)`x`.*`y`"):
-        build(root)
-
-
-def test_a_link_to_what_is_not_sent_is_noted(tmp_path: Path) -> None:
-    root = plant(tmp_path, {"a": "", "out/log": "", ".gitignore": "out/\n", "d/b": ""})
-    (root / "latest").symlink_to("out/log")
-    (root / "good").symlink_to("d")
-    bundle = build(root)
-    assert bundle.manifest.notes == ("the link `latest` -> `out/log` leads to nothing in the bundle",)
-    assert members(bundle)["latest"].linkname == "out/log"
-
-
-def test_links_are_resolved_through_each_other_and_not_by_their_text() -> None:
-    links = {"a": "b/c", "b/c": "../d/e/f", "deep": "d/e/f/../x", "trick": "hop/../../y", "hop": "p/q/r"}
-    assert resolve("a", links) == "d/e/f"
-    assert resolve("deep", links) == "d/e/x"
-    assert resolve("trick", links) == "p/y"  # by its text alone it would leave the folder
-    with pytest.raises(LinkProblem, match="outside"):
-        resolve("x", {"x": "in/../..", "in": "d"})  # and this one only seems to stay: in/.. is the root
 
 
 def test_python_caches_are_sent_with_a_word_of_advice(tmp_path: Path) -> None:
@@ -317,28 +186,12 @@ def test_a_path_that_is_too_deep_is_refused_when_packing(tmp_path: Path) -> None
         build(plant(tmp_path, {"d/" * 101 + "a": ""}))
 
 
-def test_a_file_that_cannot_be_read_is_named(as_nobody: Path) -> None:
-    root = plant(as_nobody, {"a": "", "d/secret.key": "x"})
-    (root / "d" / "secret.key").chmod(0)
-    with pytest.raises(ConfigError, match=r"cannot read `d/secret.key`: Permission denied"):
-        build(root)
-
-
-@pytest.fixture
-def as_nobody() -> Iterator[Path]:
-    """A folder to work in as an ordinary user: root reads everything."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
-        is_root = os.geteuid() == 0
-        if is_root:
-            os.seteuid(65534)
-        try:
-            yield Path(folder)
-        finally:
-            if is_root:
-                os.seteuid(0)
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    with nobodys_folder() as root:
+        plant(root, {"a": "", "d/secret.key": "x"})
+        (root / "d" / "secret.key").chmod(0)
+        with pytest.raises(ConfigError, match=r"cannot read `d/secret\.key`: Permission denied"):
+            build(root)
 
 
 @pytest.mark.parametrize(
@@ -416,6 +269,8 @@ def test_the_page_about_it_runs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "workspace.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     plant(tmp_path, {"my-project/train.py": "", "my-project/.gitignore": "out/\n", "my-project/out/x": ""})
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "my-project", capture_output=True, text=True, check=True
+    )
     assert "2 files, 5 B" in done.stdout
     assert done.stdout.endswith("['.gitignore', 'train.py']\n")
