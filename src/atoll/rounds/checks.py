@@ -47,10 +47,14 @@ def rejection(offer: Offer, expected: Expected) -> Rejection | None:
 
 
 def norm_limit(usual_norms: Sequence[float], factor: float | None) -> float:
-    """The norm above which an update is an outlier; infinite while too little is known."""
-    if factor is None or len(usual_norms) < LEAST_HISTORY:
+    """The norm above which an update is an outlier; infinite while too little is known.
+
+    Rounds that moved nothing, as in a warm-up from zero, say nothing about what is usual.
+    """
+    telling = [norm for norm in usual_norms if norm > 0]
+    if factor is None or len(telling) < LEAST_HISTORY:
         return float("inf")
-    return factor * statistics.median(usual_norms)
+    return factor * statistics.median(telling)
 
 
 def strays(offers: Mapping[int, Offer]) -> dict[int, Rejection]:

@@ -19,6 +19,7 @@ _OUTCOME = re.compile(r"outcome/(\d{5,})\.(\d{3,})\.json\Z")
 _CLAIM = re.compile(r"(\d{5,})\.(\d{5,})\.(json|left)\Z")
 _OFFER = re.compile(r"(\d{10,})/offer/(\d{5,})\.(\d{3,})\Z")
 _BLOB = re.compile(r"(\d{10,})-([0-9a-f]{8,128})/\d{6,}\Z")
+_CHECKPOINT = re.compile(r"checkpoints/(\d{5,})/(\d{10,})\Z")
 _LOG_CHUNK = re.compile(r"logs/(\d{5,})/(\d{3,})/(\d{15,})-(\d+)-(\d+)\Z")
 
 
@@ -102,6 +103,18 @@ class RunKeys:
 
     def beat(self, rank: int) -> str:
         return f"{self.beats_prefix()}{number(rank, 5)}.json"
+
+    def checkpoints_prefix(self, rank: int) -> str:
+        return f"{self.prefix}checkpoints/{number(rank, 5)}/"
+
+    def checkpoint(self, rank: int, round_no: int) -> str:
+        """Everything one replica needs to go on before round `round_no`."""
+        return f"{self.checkpoints_prefix(rank)}{number(round_no, 10)}"
+
+    def parse_checkpoint(self, key: str) -> tuple[int, int]:
+        """(rank, round): the inverse of `checkpoint`."""
+        rank, round_no = self._numbers(_CHECKPOINT, key)
+        return rank, round_no
 
     def log_prefix(self, rank: int, attempt: int | None = None) -> str:
         """All output of a rank, or of one attempt of it; pieces sort by offset."""

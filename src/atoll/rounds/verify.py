@@ -25,6 +25,9 @@ from atoll.rounds.reduce import weighted_mean
 from atoll.rounds.seal import checksum
 from atoll.stores.base import Buffer, Store
 
+_PLAIN = OuterRule(lr=1.0, momentum=0.0)
+"""What happens to the tail that is averaged as it is, such as running statistics."""
+
 
 @dataclass
 class Report:
@@ -53,12 +56,23 @@ class Difference(Exception):
 
 def verify(store: Store, run_id: str) -> Report:
     """Check a run; the report names the first difference, if any."""
-    report = Report(run_id)
-    try:
-        Verification(store, run_id, report).run()
-    except (Difference, CorruptUpdate, KeyNotFound) as exc:
-        report.difference = str(exc)
-    return report
+    while True:
+        report = Report(run_id)
+        try:
+            Verification(store, run_id, report).run()
+        except (Difference, CorruptUpdate) as exc:
+            report.difference = str(exc)
+        except KeyNotFound as exc:
+            if _was_retired(store, run_id, report):
+                continue  # the run is alive and let this round go while we read it
+            report.difference = str(exc)
+        return report
+
+
+def _was_retired(store: Store, run_id: str, report: Report) -> bool:
+    keys = RoundKeys(run_id)
+    left = [keys.parse_commit(key) for key in store.list(keys.commits_prefix())]
+    return bool(left) and min(left) > report.first_round
 
 
 class Verification:
@@ -74,6 +88,8 @@ class Verification:
         self._rule = None if outer is None else OuterRule.from_json(outer)
         if self._rule is None:
             report.notes.append("the run names no outer step, so states were not recomputed")
+        tail = self._agreement.settings.get("averaged_from")
+        self._averaged_from = None if tail is None else int(tail)
         self._fragments = self._agreement.layouts
         ends = np.cumsum([layout.size for layout in self._fragments]).tolist()
         self._spans = [slice(end - layout.size, end) for layout, end in zip(self._fragments, ends, strict=True)]
@@ -117,8 +133,13 @@ class Verification:
         if self._values is None or self._rule is None:
             return
         span = self._spans[commit.fragment]
-        buffer = self._buffer[span]
-        outer_step(self._rule, self._values[span], buffer, mean, is_first=not self._started[commit.fragment])
+        values, buffer, is_first = self._values[span], self._buffer[span], not self._started[commit.fragment]
+        end = values.size if self._averaged_from is None else self._averaged_from
+        outer_step(self._rule, values[:end], buffer[:end], mean[:end], is_first=is_first)
+        if self._rule.kind == "average":
+            values[end:] = mean[end:]
+        else:
+            outer_step(_PLAIN, values[end:], None, mean[end:], is_first=is_first)
         self._started[commit.fragment] = True
 
     def _compare_base(self, commit: Commit) -> None:

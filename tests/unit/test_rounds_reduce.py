@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import CorruptUpdate
+from atoll.rounds.reduce import Accumulator, Coefficients, is_finite, weighted_mean
+
+counts = st.integers(1, 9)
+
+
+def contributions(seed: int, count: int, size: int = 257) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [(rng.standard_normal(size) * 10.0 ** rng.integers(-6, 3)).astype(np.float32) for _ in range(count)]
+
+
+@given(st.integers(0, 1000), counts, st.booleans())
+def test_the_mean_is_that_of_float64_within_float32_noise(seed: int, count: int, is_weighted: bool) -> None:
+    each = contributions(seed, count)
+    weights = (
+        [float(w) for w in np.random.default_rng(seed).integers(1, 10**6, count)] if is_weighted else [3.0] * count
+    )
+    exact = sum(w * x.astype(np.float64) for w, x in zip(weights, each, strict=True)) / sum(weights)
+    scale = sum(np.abs(x.astype(np.float64)) for x in each)
+    assert np.all(np.abs(weighted_mean(each, weights) - exact) <= (count + 2) * 2.0**-24 * scale + 1e-38)
+
+
+@given(counts)
+def test_equal_weights_are_a_plain_sum_divided_once(count: int) -> None:
+    each = contributions(7, count)
+    total = each[0].copy()
+    for values in each[1:]:
+        total = total + values
+    wanted = total / np.float32(count) if count > 1 else total
+    assert weighted_mean(each, [81920.0] * count).tobytes() == wanted.tobytes()
+
+
+def test_one_contribution_comes_back_bit_for_bit() -> None:
+    values = contributions(3, 1)[0]
+    assert weighted_mean([values], [17.0]).tobytes() == values.tobytes()
+
+
+def test_two_equal_halves_are_what_sum_and_half_give() -> None:
+    a, b = contributions(5, 2)
+    assert weighted_mean([a, b], [1.0, 1.0]).tobytes() == ((a + b) * np.float32(0.5)).tobytes()
+
+
+@pytest.mark.parametrize("bad", [[], [0.0], [1.0, -1.0], [math.nan], [math.inf, 1.0]])
+def test_weights_that_cannot_be_weights_are_refused(bad: list[float]) -> None:
+    with pytest.raises(CorruptUpdate):
+        Coefficients.of(bad)
+
+
+def test_a_missing_contribution_is_a_bug_that_shows() -> None:
+    accumulator = Accumulator(3, Coefficients.of([1.0, 2.0]))
+    accumulator.add(np.ones(3, np.float32))
+    with pytest.raises(AssertionError):
+        accumulator.mean()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 3.0]])
+def test_what_is_not_finite_in_one_contribution_shows_in_the_mean(bad: float, weights: list[float]) -> None:
+    for who in range(3):
+        each = contributions(1, 3)
+        each[who][100] = bad
+        assert not is_finite(weighted_mean(each, weights))
+    assert is_finite(weighted_mean(contributions(1, 3), weights))
+    assert is_finite(np.empty(0, np.float32))
