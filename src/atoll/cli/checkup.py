@@ -15,7 +15,7 @@ from atoll.executors.base import Check, Diagnoser
 from atoll.home import home
 
 _LEAST_PYTHON = (3, 11)
-_PACKAGES = ("click", "rich", "pathspec")
+_PACKAGES = ("click", "rich")
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
 
         assert context.spool is not None
         shelf = Path(context.spool).parents[1] / "code"
-        root = str(fetch_and_unpack(context.store, code["digest"], shelf / code["digest"]))
+        root = str(fetch_and_unpack(context.store, code["digest"], shelf))
     else:
         root = code["root"] or os.getcwd()
     os.chdir(root)
