@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +45,8 @@ def find(directory: Path) -> ConfigFile | None:
 
 def read(path: Path) -> ConfigFile:
     """This very file; a missing or broken one is a `ConfigError`."""
+    import tomllib
+
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)

@@ -8,6 +8,9 @@ import subprocess
 import pytest
 from cli_terminal import terminal
 
+from atoll import journal
+from atoll.run import prepare
+
 
 def test_status_shows_the_run_and_every_rank(finished):
     done = finished.cli("status", finished.bad)
@@ -39,6 +42,23 @@ def test_a_run_is_found_by_its_store_alone(finished, inside):
     store = finished.cli("status", finished.ok, "--json").data["store"]
     assert inside("status", finished.ok).code == 3
     assert inside("status", finished.ok, "--store", store, "--json").data["state"] == "succeeded"
+
+
+def test_a_handle_alone_finds_a_run_of_another_home(finished, inside):
+    handle = finished.cli("status", finished.ok, "--json").data["handle"]
+    assert inside("status", handle, "--json").data["run_id"] == finished.ok
+
+
+def test_a_run_whose_launcher_died_before_starting_it_can_be_looked_at(inside):
+    draft = prepare("job:ok", run_id="half")
+    journal.record_run(draft.store, draft.spec, executor="local")
+    done = inside("status", "half")
+    assert done.code == 0
+    assert "never started" in done.stdout
+    assert "launch it again" in done.stdout
+    assert inside("logs", "half").stdout == ""
+    assert inside("ps", "--store", draft.store.uri, "--json").data["runs"][0]["state"] == "pending"
+    assert inside("run", "job:ok", "--run-id", "half").code == 0
 
 
 def test_status_watch_streams_until_the_end(cli):

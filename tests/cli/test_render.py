@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import pytest
 
 from atoll.cli.envelope import dumps, envelope, error_record
 from atoll.cli.following import merged
+from atoll.cli.interrupts import deferred_interrupt
 from atoll.cli.options import json_or_text, pairs
 from atoll.cli.parallel import ask_all
 from atoll.cli.ranks import ranks
@@ -229,6 +232,25 @@ def test_the_envelope_says_ok_only_for_code_0():
 def test_errors_carry_their_single_problems():
     assert error_record(Unsupported("local", "r", ["one", "two"]))["problems"] == ["one", "two"]
     assert error_record(Conflict("r", ["a differs"]))["differences"] == ["a differs"]
+
+
+@pytest.mark.parametrize(("interrupts", "is_finished"), [(0, True), (1, True), (2, False)])
+def test_only_the_first_interrupt_is_held_until_the_work_is_done(interrupts, is_finished):
+    done = []
+
+    def work() -> None:
+        with deferred_interrupt():
+            for _ in range(interrupts):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append("work")
+
+    if interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    else:
+        work()
+    assert bool(done) is is_finished
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_asking_many_keeps_their_order_and_does_not_wait_for_the_silent_one():

@@ -70,8 +70,8 @@ def listing_table(rows: Sequence[Row], *, now: float) -> Table:
         Column("state"),
         Column("replicas"),
         Column("backend", is_spare=True),
-        Column("age", is_right=True, is_spare=True),
-        Column("store", is_flexible=True),
+        Column("age", is_right=True),
+        Column("store", is_flexible=True, is_spare=True),
         Column("why", is_flexible=True),
     )
     drawn = tuple(

@@ -12,7 +12,7 @@ from atoll.run import Run, attach
 def find_run(name: str, store: str | None) -> Run:
     """The run with this id or handle, in `store`; else where the local index says, else in the default store."""
     settings = config.load()
-    if store is None and index.find(name) is None:
+    if store is None and "://" not in name and index.find(name) is None:
         store = settings.get("store")
     try:
         return attach(name, store=store, settings=_executor_settings(settings, name, store))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -23,4 +22,4 @@ def plan_command(out: Output, **options: Any) -> None:
     made = draft(out, options, click.get_current_context().meta.get("words", ()))
     announce(out, made)
     out.data(draft_json(made))
-    out.text(json.dumps(made.plan.request, indent=2, sort_keys=True, ensure_ascii=False))
+    out.text(str(made.plan))

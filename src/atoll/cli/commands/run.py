@@ -18,6 +18,9 @@ from atoll.errors import ConfigError
 from atoll.run import Draft, Run
 from atoll.status import RunStatus
 
+_SHOWN = 16
+"""Ranks shown on a terminal at the end of a run."""
+
 
 @command("Start", takes_words=True, short_help="Start replicas and watch them; Ctrl-C detaches, never kills.")
 @run_options
@@ -76,13 +79,20 @@ def _show_way_back(out: Output, run: Run) -> None:
 def _finish(out: Output, run: Run, status: RunStatus) -> None:
     if out.is_live:
         width, colour = out.width(on_stderr=True), out.has_colour(on_stderr=True)
-        out.say(table_text(live_table(status).without_empty_columns(), width=width, colour=colour))
+        table = live_table(status, limit=_SHOWN).without_empty_columns()
+        out.say(f"\n{table_text(table, width=width, colour=colour)}")
+        if (hidden := len(status.replicas) - _SHOWN) > 0:
+            out.say(out.paint(f"… and {hidden} more ranks: `atoll status {run.id}`", "dim", on_stderr=True))
+        out.say()
     result = run.result()
     out.data({**_identity(run), "state": status.state, "result": result.to_json()})
     result.raise_for_failures()
     out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))
     if any(value is not None for value in result.values):
-        out.text("\n".join(result_lines(result.outcomes, width=out.width())))
+        shown = result.outcomes[:_SHOWN] if out.is_screen else result.outcomes
+        out.text("\n".join(result_lines(shown, width=out.width())))
+        if len(shown) < len(result.outcomes):
+            out.say(f"… and {len(result.outcomes) - len(shown)} more: `atoll result {run.id}`")
 
 
 def _identity(run: Run) -> dict[str, Any]:
