@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_rounds_client import LAYOUT, train
+
+from atoll.errors import ConfigError
+from atoll.rounds.chunks import mean_header, seal_chunk
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Grid
+from atoll.rounds.records import Commit
+from atoll.rounds.verify import verify
+from atoll.stores.memory import MemoryStore
+
+KEYS = RoundKeys("run")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_honest_run_verifies_from_its_first_round(count: int) -> None:
+    store = MemoryStore()
+    train(store, count, 4)
+    report = verify(store, "run")
+    assert report.difference is None
+    assert report.is_right
+    assert (report.first_round, report.rounds, report.updates) == (0, 4, 4 * count)
+    assert report.states == 4
+    assert report.means == (4 * 8 if count > 2 else 0)
+    assert not report.notes
+
+
+def test_a_run_whose_first_rounds_are_gone_verifies_from_its_snapshot() -> None:
+    store = MemoryStore()
+    train(store, 2, 9, snapshot_every=2)
+    report = verify(store, "run")
+    assert report.difference is None
+    assert report.first_round >= 4
+    assert report.rounds == 9 - report.first_round
+    assert report.states >= report.rounds
+
+
+def test_a_mean_that_is_not_the_mean_is_found() -> None:
+    store = MemoryStore()
+    train(store, 3, 3)
+    commit = Commit.open(store.get(KEYS.commit(1)))
+    grid = Grid(LAYOUT.size, 4096)
+    header = mean_header(commit, LAYOUT.hash, "bf16", grid, 2)
+    forged = np.zeros(grid.count(2), np.uint16)
+    store.put(KEYS.mean(1, 2), seal_chunk(header, [forged.data.cast("B")]))
+    report = verify(store, "run")
+    assert report.difference is not None
+    assert "round 1, chunk 2" in report.difference
+    assert report.rounds == 1
+
+
+def test_an_update_that_was_changed_is_found() -> None:
+    store = MemoryStore()
+    train(store, 2, 3)
+    key = KEYS.update(2, 1, 0, 3)
+    data = bytearray(store.get(key))
+    data[-1] ^= 1
+    store.put(key, bytes(data))
+    report = verify(store, "run")
+    assert report.difference is not None
+    assert report.rounds == 2
+
+
+def test_a_history_with_a_hole_or_a_swapped_commit_is_found() -> None:
+    store = MemoryStore()
+    train(store, 1, 4)
+    saved = bytes(store.get(KEYS.commit(2)))
+    store.delete(KEYS.commit(2))
+    assert "round 2 is missing" in (verify(store, "run").difference or "")
+    commit = Commit.open(saved)
+    forged = Commit(
+        "run", 2, 0, "0" * 32, commit.base, commit.mode, commit.contributions, members=commit.members, by=commit.by
+    )  # fmt: skip
+    store.put(KEYS.commit(2), forged.seal())
+    assert "does not continue" in (verify(store, "run").difference or "")
+
+
+def test_a_snapshot_that_is_not_the_state_is_found() -> None:
+    store = MemoryStore()
+    train(store, 1, 3, snapshot_every=2)
+    from atoll.rounds.blobs import describe
+    from atoll.rounds.records import Snapshot
+
+    record = Snapshot.open(store.get(KEYS.snapshot(2)))
+    wrong = [b"\0" * size for _, size in record.sections]
+    blob = describe(2, wrong)
+    store.put(KEYS.blob(2, blob.digest, 0), b"".join(wrong))
+    forged = Snapshot(record.run_id, 2, record.previous, record.sections, blob, record.meta)
+    store.put(KEYS.snapshot(2), forged.seal())
+    assert "`values` of the snapshot of round 2" in (verify(store, "run").difference or "")
+
+
+def test_a_run_nobody_joined_is_said_to_be_that() -> None:
+    with pytest.raises(ConfigError, match="no replica has joined"):
+        verify(MemoryStore(), "run")
