@@ -63,6 +63,7 @@ def batches(rank: int, count: int, *, size: int = 16) -> list[tuple[Tensor, Tens
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
     dtype = next(model.parameters()).dtype
+    dtype = torch.float32 if dtype.is_complex else dtype
     return nn.functional.mse_loss(model(x.to(dtype)), y.to(dtype))
 
 
