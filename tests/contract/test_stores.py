@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,13 +36,13 @@ class TestFileStore(StoreContract):
         return lambda name: FileStore(tmp_path / "a folder, with ünusual name" / name)
 
     @pytest.fixture
-    def refused_store(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-        _os_says(monkeypatch, errno.EACCES)
+    def refused_store(self, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> Store:
+        _os_says(monkeypatch, errno.EACCES, store.root)
         return store
 
     @pytest.fixture
-    def unreachable_store(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-        _os_says(monkeypatch, errno.ESTALE)
+    def unreachable_store(self, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> Store:
+        _os_says(monkeypatch, errno.ESTALE, store.root)
         return store
 
     @pytest.fixture
@@ -64,11 +66,16 @@ class TestFaultyStoreWithoutFaults(StoreContract):
         return lambda name: FaultyStore(FileStore(tmp_path / name))
 
 
-def _os_says(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Every call into the file system fails with this errno."""
-
-    def fail(path: object = None, *_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code), str(path))
-
+def _os_says(monkeypatch: pytest.MonkeyPatch, code: int, root: Path) -> None:
+    """Every call into the file system about something below `root` fails with this errno."""
     for name in ("open", "unlink", "scandir", "mkdir", "replace", "link"):
-        monkeypatch.setattr(os, name, fail)
+        monkeypatch.setattr(os, name, _failing(getattr(os, name), code, root))
+
+
+def _failing(call: Callable[..., Any], code: int, root: Path) -> Callable[..., Any]:
+    def fail_below(path: Any, *rest: Any, **named: Any) -> Any:
+        if str(path).startswith(str(root)):
+            raise OSError(code, os.strerror(code), str(path))
+        return call(path, *rest, **named)
+
+    return fail_below

@@ -1,0 +1,147 @@
+"""Build obstore's clients from an address, settings and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from atoll.errors import ConfigError
+from atoll.stores._aws_credentials import aws_credential_provider
+from atoll.stores._cloud_address import CloudAddress
+from atoll.stores._extras import require
+
+if TYPE_CHECKING:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    Client = AzureStore | GCSStore | S3Store
+
+
+@dataclass(frozen=True)
+class CloudSettings:
+    """How long to wait, how often to try, whom to trust.
+
+    `ca_file` adds certificates to the system's (default: what `AWS_CA_BUNDLE` names). `config` goes to obstore as it
+    is: keys, encryption, tenant, …
+    """
+
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 20.0
+    slowest_upload_bytes_per_s: float = 1e6
+    max_retries: int = 10
+    retry_timeout_s: float = 900.0
+    unsigned_payload: bool | None = None
+    ca_file: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def patience_s(self, upload_bytes: int) -> float:
+        """How long a request may be silent. The HTTP client counts an upload as silence, so size matters.
+
+        Doubling steps keep the number of clients, and so of connection pools, small.
+        """
+        patience = self.read_timeout_s
+        while patience < upload_bytes / self.slowest_upload_bytes_per_s:
+            patience *= 2
+        return patience
+
+
+def build_client(address: CloudAddress, settings: CloudSettings, patience_s: float) -> Client:
+    """A client whose requests may be silent for `patience_s`."""
+    store = require("obstore.store", extra="cloud")
+    common: dict[str, Any] = {
+        "client_options": _client_options(address, settings, patience_s),
+        "retry_config": {
+            "max_retries": settings.max_retries,
+            "retry_timeout": timedelta(seconds=settings.retry_timeout_s),
+        },
+    }
+    client: Client
+    match address.service:
+        case "s3":
+            client = store.S3Store(address.bucket, **common, **_s3_options(address, settings))
+        case "gs":
+            client = store.GCSStore(address.bucket, **common, config=_gs_config(address, settings))
+        case "az":
+            client = store.AzureStore(address.bucket, **common, config=_az_config(address, settings))
+    return client
+
+
+def _client_options(address: CloudAddress, settings: CloudSettings, patience_s: float) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=settings.connect_timeout_s),
+        "read_timeout": timedelta(seconds=patience_s),
+        "timeout": timedelta(seconds=30 * patience_s),
+        "allow_http": (_endpoint(address) or "https:").startswith("http:"),
+    }
+    ca_file = settings.ca_file or os.environ.get("AWS_CA_BUNDLE")
+    if ca_file:
+        try:
+            options["root_certificate"] = Path(ca_file).read_bytes()
+        except OSError as exc:
+            raise ConfigError(f"cannot read the certificates in {ca_file!r}: {exc.strerror}") from exc
+    return options
+
+
+def _s3_options(address: CloudAddress, settings: CloudSettings) -> dict[str, Any]:
+    endpoint = _endpoint(address)
+    is_tls = endpoint is None or endpoint.startswith("https:")
+    is_path_style = (
+        address.path_style if address.path_style is not None else endpoint is not None or "." in address.bucket
+    )
+    config: dict[str, Any] = {
+        "disable_bulk_delete": True,  # many S3 clones lack it, and we delete one key at a time
+        "virtual_hosted_style_request": not is_path_style,
+        # TLS already protects the body on its way; hashing it again costs four times the CPU of the upload.
+        "unsigned_payload": is_tls if settings.unsigned_payload is None else settings.unsigned_payload,
+    }
+    if endpoint is not None:
+        at = endpoint if is_path_style else _with_bucket(endpoint, address.bucket)
+        config |= {"endpoint": at, "aws_endpoint_url_s3": at}  # the second one wins over its environment variable
+    if address.region is not None:
+        config["region"] = address.region
+    if address.anonymous:
+        config["skip_signature"] = True
+    options: dict[str, Any] = {"config": config | dict(settings.config)}
+    has_keys = address.anonymous or "access_key_id" in settings.config
+    provider = None if has_keys else aws_credential_provider(address.profile)
+    return options if provider is None else options | {"credential_provider": provider}
+
+
+def _gs_config(address: CloudAddress, settings: CloudSettings) -> dict[str, Any]:
+    config: dict[str, Any] = {"base_url": address.endpoint} if address.endpoint else {}
+    return config | ({"skip_signature": True} if address.anonymous else {}) | dict(settings.config)
+
+
+def _az_config(address: CloudAddress, settings: CloudSettings) -> dict[str, Any]:
+    config: dict[str, Any] = {"endpoint": address.endpoint} if address.endpoint else {}
+    config |= {"account_name": address.account} if address.account else {}
+    return config | ({"skip_signature": True} if address.anonymous else {}) | dict(settings.config)
+
+
+_ENDPOINT_VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+
+
+def _endpoint(address: CloudAddress) -> str | None:
+    if address.endpoint is not None:
+        return address.endpoint
+    return next((os.environ[name] for name in _ENDPOINT_VARIABLES[address.service] if os.environ.get(name)), None)
+
+
+def is_own_endpoint(address: CloudAddress) -> bool:
+    """True if the service is not the cloud vendor's own, so what it promises has to be seen."""
+    endpoint = _endpoint(address)
+    host = urlsplit(endpoint).hostname or "" if endpoint else ""
+    return bool(host) and not host.endswith((".amazonaws.com", ".googleapis.com", ".core.windows.net"))
+
+
+def _with_bucket(endpoint: str, bucket: str) -> str:
+    scheme, _, rest = endpoint.partition("://")
+    return endpoint if rest.startswith(f"{bucket}.") else f"{scheme}://{bucket}.{rest}"
