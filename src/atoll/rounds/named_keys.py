@@ -27,9 +27,12 @@ class NamedKeys:
     world_size: int
 
     @property
+    def space_prefix(self) -> str:
+        return f"allreduce/{'_' if self.space is None else key_part(self.space)}/"
+
+    @property
     def prefix(self) -> str:
-        space = "_" if self.space is None else key_part(self.space)
-        return f"allreduce/{space}/{number(self.world_size, 5)}/"
+        return f"{self.space_prefix}{number(self.world_size, 5)}/"
 
     def seats_prefix(self) -> str:
         return f"{self.prefix}seats/"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 
 from atoll.errors import StoreError
 from atoll.rounds.named_part import ReadPart
@@ -17,31 +16,31 @@ _WIDTH = 8
 class Litter:
     """The parts a rank has written, until every rank has said that it is past the call they belong to."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         self._next = 0
-        self._open: set[int] = set()
+        self._open: dict[str, int] = {}
         self._written: list[tuple[str, dict[int, int]]] = []
         self._past: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    @contextmanager
-    def call(self) -> Iterator[int]:
-        """The number of a call that is going on now."""
+    def begin(self, name: str) -> int:
+        """The number of a call. One that failed stays open: it may be made again, and needs the parts it missed."""
         with self._lock:
-            number, self._next = self._next, self._next + 1
-            self._open.add(number)
-        try:
-            yield number
-        finally:
-            with self._lock:
-                self._open.discard(number)
+            if name not in self._open:
+                self._open[name] = self._next
+                self._next += 1
+            return self._open[name]
+
+    def end(self, name: str) -> None:
+        """The call is over; what it asked for will not be asked for again."""
+        with self._lock:
+            del self._open[name]
 
     @property
     def oldest_call(self) -> int:
         """Every call of this rank below this number is over."""
         with self._lock:
-            return min(self._open, default=self._next)
+            return min(self._open.values(), default=self._next)
 
     def add(self, key: str, found: Sequence[ReadPart]) -> None:
         """An exchange is complete: remember our part, and how far the others were."""
@@ -62,7 +61,7 @@ class Litter:
 def clear_older_sessions(place: Rendezvous, session: Session) -> Steps[None]:
     """Delete what this rank left in earlier sessions: all ranks are here now, so nobody is there.
 
-    Except another session of this very process, which may use both.
+    Except for another client of this very process that is still in use.
     """
     try:
         seen = yield from place.attendance()
@@ -70,13 +69,12 @@ def clear_older_sessions(place: Rendezvous, session: Session) -> Steps[None]:
         own = {number for number in older if place.rank in seen.seated[number]}
         alive = set()
         for number in own:
-            if (yield from place.is_ours(number)) and place.rank not in seen.left.get(number, ()):
+            if (yield from place.is_alive_here(number)) and place.rank not in seen.left.get(number, ()):
                 alive.add(number)
         parts = [
             key
             for key in (yield from place.io.list(place.keys.parts_prefix()))
-            if (where := place.keys.parse_part(key))[1] == place.rank and where[0] < session.number
-            and where[0] not in alive
+            if _is_own_and_old(place.keys.parse_part(key), place.rank, session.number, alive)
         ]
         seats = [make(number, place.rank) for number in own - alive for make in (place.keys.goodbye, place.keys.seat)]
         yield Gather([place.io.delete(key) for key in [*parts, *seats]], _WIDTH)
@@ -94,3 +92,7 @@ def sweep_if_last(place: Rendezvous, session: Session) -> Steps[None]:
     yield Gather([place.io.delete(key) for key in parts], _WIDTH)
     for make in (place.keys.seat, place.keys.goodbye):
         yield Gather([place.io.delete(make(session.number, rank)) for rank in sorted(place.everyone)], _WIDTH)
+
+
+def _is_own_and_old(where: tuple[int, int], rank: int, session: int, alive: Collection[int]) -> bool:
+    return where[1] == rank and where[0] < session and where[0] not in alive

@@ -10,7 +10,7 @@ from atoll.errors import CorruptUpdate, RoundError
 from atoll.rounds.named_session import Session
 from atoll.rounds.records import member, text, whole
 from atoll.rounds.seal import checksum, open_frame, seal_frame
-from atoll.stores.base import Buffer, pieces
+from atoll.stores.base import Buffer
 
 _SHOWN = 1000
 """Tensors described one by one in a header, which is limited to 1 MiB; the digest covers all of them."""
@@ -34,11 +34,7 @@ class Part:
     """(dtype, shape) of each."""
     note: str
     """Anything else that must be equal, such as a digest of the state the values were made from."""
-    payload: Sequence[Buffer]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(piece.nbytes for piece in pieces(list(self.payload)))
+    payload: Buffer
 
     @property
     def terms(self) -> tuple[str, str]:
@@ -82,7 +78,12 @@ def seal_part(exchange: Exchange, rank: int, part: Part, call: int, oldest: int)
         "call": call,
         "oldest": oldest,
     }
-    return seal_frame(header, part.payload)
+    return seal_frame(header, [part.payload])
+
+
+def read_back(rank: int, part: Part, call: int, oldest: int) -> ReadPart:
+    """What `open_part` would give for a part of our own."""
+    return ReadPart(rank, part.terms, describe(part), memoryview(part.payload).cast("B"), call, oldest)
 
 
 def open_part(exchange: Exchange, rank: int, data: Buffer) -> ReadPart:

@@ -9,30 +9,32 @@ and no clock is asked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from atoll._time import backoff
 from atoll.errors import CorruptUpdate, Fenced, KeyNotFound, QuorumLost
+from atoll.rounds.keys import number
 from atoll.rounds.named_keys import NamedKeys
 from atoll.rounds.ops import Gather, Steps
-from atoll.rounds.records import text, whole
+from atoll.rounds.records import member, text, texts, whole
 from atoll.rounds.requests import Requests
 from atoll.rounds.seal import digest, open_record, seal_record
 from atoll.stores.base import Buffer
 
 POLL_CAP_S = 2.0
+STARTED_AGAIN = "was started again"
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One process in one session. `process` is the same for everything a process does, `token` never is."""
+    """One client in one session. `beside` has the tokens of those that were alive in the same process and space."""
 
     session: int
     rank: int
     token: str
-    process: str
+    beside: tuple[str, ...] = ()
 
     def seal(self) -> bytes:
         return seal_record({"kind": "seat", **asdict(self)})
@@ -40,7 +42,13 @@ class Seat:
     @classmethod
     def open(cls, data: Buffer) -> Seat:
         r = open_record(data, kind="seat")
-        return cls(whole(r.get("session")), whole(r.get("rank")), text(r.get("token")), text(r.get("process")))
+        return cls(
+            whole(r.get("session")), whole(r.get("rank")), text(r.get("token")), texts(member(r, "beside", list))
+        )
+
+    def replaces(self, other: Seat) -> bool:
+        """Whether the other's client is over. If it lives in the same process, that goes on with both."""
+        return other.token not in (self.token, *self.beside)
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Session:
 
     @cached_property
     def nonce(self) -> str:
-        return digest("".join(f"{seat.token}\n" for seat in self.seats).encode())
+        return digest("".join(f"{seat.session} {seat.token}\n" for seat in self.seats).encode())
 
 
 @dataclass
@@ -73,38 +81,40 @@ class Attendance:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How one process meets the others in a space."""
+    """How one client meets the others in a space."""
 
     io: Requests
     keys: NamedKeys
     rank: int
-    process: str
+    token: str
     poll_first_s: float
+    beside: Callable[[], Collection[str]]
+    """Tokens of the clients that are alive in this process and space, this one or not."""
 
     @property
     def everyone(self) -> set[int]:
         return set(range(self.keys.world_size))
 
-    def meet(self, token: str, deadline_at: float, *, after: int = -1) -> Steps[Session]:
+    def meet(self, deadline_at: float, *, after: int = -1) -> Steps[Session]:
         """Take a seat in a session later than `after`, and wait until every seat of it is taken."""
-        number = yield from self._take_seat(token, after)
+        current = yield from self._take_seat(after)
         pauses = backoff(self.poll_first_s, cap_s=max(POLL_CAP_S, self.poll_first_s), jitter=0.25, rng=self.io.rng)
         while True:
             seen = yield from self.attendance()
-            if seen.newest > number:  # nobody comes to a session once there is a later one
-                yield from self._check_not_replaced(seen, number)
-                number = yield from self._take_seat(token, number)
+            if seen.newest > current:  # nobody comes to a session once there is a later one
+                yield from self._check_not_replaced(seen, current)
+                current = yield from self._take_seat(current)
                 continue
-            missing = self.everyone - seen.seated.get(number, set())
+            missing = self.everyone - seen.seated.get(current, set())
             if not missing:
-                found: list[Seat | None] = yield Gather([self._read_seat(number, r) for r in sorted(self.everyone)], 8)
+                found: list[Seat | None] = yield Gather([self._read_seat(current, r) for r in sorted(self.everyone)], 8)
                 seats = tuple(seat for seat in found if seat is not None)
                 if len(seats) == len(found):
-                    return Session(number, seats)
+                    return Session(current, seats)
                 missing = {rank for rank, seat in enumerate(found) if seat is None}
             left_s = deadline_at - self.io.clock.monotonic()
             if left_s <= 0:
-                raise self._nobody_came(missing)
+                raise (yield from self._nobody_came(missing))
             yield from self.io.sleep(min(next(pauses), left_s))
 
     def attendance(self) -> Steps[Attendance]:
@@ -118,23 +128,29 @@ class Rendezvous:
     def absences(self, session: Session, missing: Collection[int]) -> Steps[Mapping[int, str]]:
         """Of the ranks we miss, those who will not come any more, and why. Raises `Fenced` if we were replaced."""
         seen = yield from self.attendance()
-        yield from self._check_not_replaced(seen, session.number, session)
+        yield from self._check_not_replaced(seen, session.number)
         gone = {rank: "has left" for rank in missing if rank in seen.left.get(session.number, ())}
         for rank in set(missing) - set(gone):
             later = seen.later_than(session.number, rank)
-            if later is not None and (yield from self._is_another(later, session.seats[rank])):
-                gone[rank] = "was started again"
+            if later is not None and (yield from self._is_replaced(session.seats[rank], later)):
+                gone[rank] = STARTED_AGAIN
         return gone
 
-    def _take_seat(self, token: str, after: int) -> Steps[int]:
-        number = max((yield from self.attendance()).newest, after + 1)
+    def is_alive_here(self, session: int) -> Steps[bool]:
+        """Whether a client of this very process holds our seat in that session, and is still in use."""
+        seat = yield from self._read_seat(session, self.rank)
+        return seat is not None and seat.token in self.beside()
+
+    def _take_seat(self, after: int) -> Steps[int]:
+        session = max((yield from self.attendance()).newest, after + 1)
         while True:
-            seat = Seat(number, self.rank, token, self.process)
-            if (yield from self.io.create(self.keys.seat(number, self.rank), seat.seal())):
-                return number
-            if (yield from self._read_seat(number, self.rank)) == seat:  # only the answer was lost
-                return number
-            number += 1
+            seat = Seat(session, self.rank, self.token, tuple(sorted(self.beside())))
+            if (yield from self.io.create(self.keys.seat(session, self.rank), seat.seal())):
+                return session
+            taken = yield from self._read_seat(session, self.rank)
+            if taken is not None and taken.token == self.token:  # only the answer was lost
+                return session
+            session += 1
 
     def _read_seat(self, session: int, rank: int) -> Steps[Seat | None]:
         """A seat as it was taken; None when it is gone or spoilt, and then nobody waits there."""
@@ -144,20 +160,23 @@ class Rendezvous:
             return None
         return seat if (seat.session, seat.rank) == (session, rank) else None
 
-    def _is_another(self, later: int, seat: Seat) -> Steps[bool]:
-        """Whether the later seat is of another process. One process may take part in several sessions at once."""
+    def _is_replaced(self, seat: Seat, later: int) -> Steps[bool]:
         found = yield from self._read_seat(later, seat.rank)
-        return found is not None and found.process != seat.process
+        return found is not None and found.replaces(seat)
 
-    def _check_not_replaced(self, seen: Attendance, number: int, session: Session | None = None) -> Steps[None]:
-        later = seen.later_than(number, self.rank)
-        own = Seat(number, self.rank, "", self.process) if session is None else session.seats[self.rank]
-        if later is not None and (yield from self._is_another(later, own)):
+    def _check_not_replaced(self, seen: Attendance, session: int) -> Steps[None]:
+        later = seen.later_than(session, self.rank)
+        if later is not None and (yield from self._is_replaced(Seat(session, self.rank, self.token), later)):
             message = f"another process has taken over rank {self.rank} in {self.keys.prefix}"
             raise Fenced(message, hint="end this process; the other one goes on")
 
-    def _nobody_came(self, missing: Collection[int]) -> QuorumLost:
+    def _nobody_came(self, missing: Collection[int]) -> Steps[QuorumLost]:
         ranks = tuple(sorted(missing))
         message = f"rank {', '.join(map(str, ranks))} of {self.keys.world_size} did not come to {self.keys.prefix}"
+        listed = yield from self.io.list(self.keys.space_prefix)
+        others = {key.removeprefix(self.keys.space_prefix).split("/")[0] for key in listed}
+        others.discard(number(self.keys.world_size, 5))
+        if others:
+            message += f"; others were there with world_size {', '.join(str(int(n)) for n in sorted(others))}"
         hint = "every rank must use the same store, round_id and world_size, and be running now"
         return QuorumLost(message, round_no=-1, missing=ranks, hint=hint)
