@@ -98,8 +98,11 @@ def test_ps_shows_what_it_cannot_reach_and_never_fails(inside):
     known = {
         "elsewhere": {"store": "redis://nowhere", "handle": "local://h/x?replicas=1"},
         "deleted": {"store": (inside.folder / "none").as_uri(), "handle": "local://h/y?replicas=1"},
-        "broken": {"store": "memory://", "handle": "nonsense"},
+        "damaged": {"store": (inside.folder / "store").as_uri(), "handle": "nonsense"},
     }
+    record = inside.folder / "store" / "runs" / "damaged" / "run.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
     index = inside.home / "index"
     index.mkdir(parents=True)
     for number, (run_id, rest) in enumerate(known.items()):
@@ -108,7 +111,7 @@ def test_ps_shows_what_it_cannot_reach_and_never_fails(inside):
     done = inside("ps", "--json")
     assert done.code == 0
     states = {row["run_id"]: row["state"] for row in done.data["runs"]}
-    assert states == {"elsewhere": "unreachable", "deleted": "gone", "broken": "unreachable"}
+    assert states == {"elsewhere": "unreachable", "deleted": "gone", "damaged": "unreachable"}
     assert "unknown store `redis`" in inside("ps").stdout
 
 

@@ -28,7 +28,7 @@ def plugins(cli, tmp_path: Path) -> None:
         "[atoll.executors]\nodd = odd_plugin:Executor\ngone = gone_plugin:Executor\n"
     )
     (place / "odd_plugin.py").write_text(PLUGIN)
-    cli.env["PYTHONPATH"] = str(place)
+    cli.env["PYTHONPATH"] = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, cast
 import click
 
 from atoll.cli.envelope import error_record
-from atoll.cli.main import COMPLETE, hush
+from atoll.cli.main import COMPLETE
 from atoll.cli.output import Output
 from atoll.errors import AtollError, ConfigError, UnknownName, did_you_mean
 
@@ -107,14 +107,6 @@ def invoke(argv: list[str]) -> int:
         return shell_complete(root, {}, "atoll", COMPLETE, os.environ[COMPLETE])
     out = Output.for_arguments(argv)
     try:
-        return _invoke(argv, out)
-    except BrokenPipeError:
-        hush()
-        return 0
-
-
-def _invoke(argv: list[str], out: Output) -> int:
-    try:
         with root.make_context("atoll", list(argv), obj=out) as context:
             code = int(root.invoke(context) or 0)
         out.close(code)
@@ -128,7 +120,7 @@ def _invoke(argv: list[str], out: Output) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail(out, Interrupted())
     except BrokenPipeError:
-        raise
+        raise  # the reader has had enough; `main` knows
     except Exception as exc:  # noqa: BLE001  the last line of defence: a bug of ours, told in our own form
         from atoll.cli.crash import crash
 
