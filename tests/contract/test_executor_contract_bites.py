@@ -89,6 +89,9 @@ BITES = [
     Bite("test_e09_two_runs_do_not_see_each_other", broken.LabelsByFirstWord, "cancelling `pair` reached"),
     Bite("test_e09_one_name_in_two_stores_is_two_runs", broken.IgnoresTheStore, "another request"),
     Bite("test_e10_a_rank_that_cannot_start_leaves_nothing_running", broken.UndoesNothing, "something runs", (1,)),
+    Bite(
+        "test_e10_an_interrupted_submit_leaves_nothing_running", broken.UndoesNothing, "was interrupted after create 2"
+    ),
     Bite("test_e10_what_could_not_be_stopped_is_named", broken.HidesWhatIsLeft, "nothing is left running"),
     Bite("test_e11_arguments_arrive_unchanged", broken.CutsLongArguments, "arrived changed: .*big"),
     Bite("test_e12_a_replica_past_its_limit_fails_with_timeout", broken.TakesATimeoutForACancel, "CANCELLED"),

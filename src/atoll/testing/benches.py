@@ -14,7 +14,7 @@ from atoll.executors.base import Plan
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
 from atoll.replica.spool import Spool
-from atoll.testing.executor_bench import Bench, Call, Fault
+from atoll.testing.executor_bench import Bench, Call
 from atoll.testing.scripted_service import ScriptedService
 from atoll.testing.scripted_wire import ScriptedServer
 
@@ -62,7 +62,7 @@ class ScriptedBench(Bench):
                 store_uri(str(folder / "store")),
                 {"endpoint": server.endpoint, "group": group},
                 secret=("vault:contract", "hunter2 hunter3"),
-                impatient={"timeout_s": 0.4},
+                impatient={"timeout_s": 0.8},
                 extra="scripted",
                 sdk=["atoll.testing.scripted_wire"],
                 faults=service,
@@ -89,14 +89,6 @@ class ScriptedBench(Bench):
             yield
         finally:
             self.service.admits.set()
-
-    @contextmanager
-    def start_broken(self, plan: Plan, rank: int) -> Iterator[None]:
-        self.service.fail(Call.CREATE, Fault.FORBIDDEN, nth=min(rank + 1, self.creates(plan.replicas)))
-        try:
-            yield
-        finally:
-            self.service.heal()
 
     def creates(self, replicas: int) -> int:
         return 1 if self.settings["group"] else replicas

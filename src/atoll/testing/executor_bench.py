@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module
@@ -90,7 +90,7 @@ class Bench:
     patience_s: float = 60.0
     """How long anything may take before the test fails."""
     impatient: Mapping[str, Any] = field(default_factory=dict)
-    """Settings under which the adapter soon gives up on a service that does not answer."""
+    """Settings under which the adapter soon gives up on a service that breaks, throttles or does not answer."""
     tells_exit_codes: bool = True
     """False if the service has no word for them; then only the replica's own record must have them."""
     extra: str = ""
@@ -106,6 +106,11 @@ class Bench:
         if not isinstance(made, Executor):
             raise InternalError(f"{self.path} does not have the methods of an Executor")
         return made
+
+    def placed(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The bench's placement with more to it; variables and secrets are added to its own."""
+        merged = {name: {**self.placement.get(name, {}), **more[name]} for name in ("env", "secrets") if name in more}
+        return {**self.placement, **more, **merged}
 
     @property
     def store(self) -> Store:
@@ -140,8 +145,8 @@ class Bench:
         return nullcontext()
 
     def start_broken(self, plan: Plan, rank: int) -> AbstractContextManager[None]:
-        """While this is open, the backend cannot start this rank of the plan."""
-        pytest.skip("this bench cannot keep a single replica from starting")
+        """While this is open, the backend cannot start this rank of the plan. By default: its create is refused."""
+        return _refused(self.need_faults(Call.CREATE), min(rank + 1, self.creates(plan.replicas)))
 
     def creates(self, replicas: int) -> int:
         """How many create calls a run takes: one for each replica, or one for a group."""
@@ -170,6 +175,15 @@ class Bench:
         if missing := set(calls) - self.faults.calls:
             pytest.skip(f"this service has no call to {', '.join(sorted(missing))}")
         return self.faults
+
+
+@contextmanager
+def _refused(faults: Faults, nth: int) -> Iterator[None]:
+    faults.fail(Call.CREATE, Fault.FORBIDDEN, nth=nth)
+    try:
+        yield
+    finally:
+        faults.heal()
 
 
 def processes_with(variables: Mapping[str, str]) -> list[int]:

@@ -190,7 +190,7 @@ class PlanClauses:
 
 def _plan(bench: Bench, change: Mapping[str, Any]) -> Plan | None:
     """The plan for the bench's placement with one change; None if the backend refuses it."""
-    placement = Placement(**{**bench.placement, **change})
+    placement = Placement(**bench.placed(change))
     try:
         return bench.executor().plan(RunContext("planned", bench.store_uri), placement)
     except Unsupported as exc:

@@ -13,7 +13,7 @@ from atoll.status import ReplicaState
 from atoll.testing import contract_jobs
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_elsewhere import ask
-from atoll.testing.executor_steps import cleared, entered, launched, let_go, order, over, until
+from atoll.testing.executor_steps import cleared, entered, launched, let_go, logged, order, over, until
 
 LINES = [
     "first line of {rank}",
@@ -78,7 +78,7 @@ class ReachClauses:
             for run in others:
                 assert let_go(bench, run).state is ReplicaState.SUCCEEDED
                 for rank in range(2):
-                    assert list(run.executor.logs(run.handle, rank)) == [f"{run.id} rank {rank}"]
+                    logged(bench, run, rank, [f"{run.id} rank {rank}"])
             assert first.executor.status(first.handle).state is ReplicaState.CANCELLED
 
     def test_e09_one_name_in_two_stores_is_two_runs(self, bench: Bench) -> None:
@@ -110,7 +110,7 @@ class ReachClauses:
             over(bench, run)
             for rank in range(2):
                 wanted = [line.replace("{rank}", str(rank)) for line in [*LINES, "no line end"]]
-                assert list(bench.executor().logs(run.handle, rank)) == wanted
+                logged(bench, run, rank, wanted)
                 assert list(run.executor.logs(run.handle, rank, tail=3)) == wanted[-3:]
                 assert list(run.executor.logs(run.handle, rank, tail=0)) == []
                 assert list(run.executor.logs(run.handle, rank, tail=1000)) == wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from threading import Barrier
 
 import pytest
@@ -69,8 +69,8 @@ class TwinClauses:
 
     def test_e18_another_plan_of_the_same_name_is_not_adopted(self, bench: Bench) -> None:
         with launched(bench, "hold", 2) as run:
-            other = {**bench.placement, "env": {"CONTRACT_OTHER": "content"}}
-            draft = replace_placement(run, other).draft(bench.executor(), bench.store_uri)
+            other = bench.placed({"env": {"CONTRACT_OTHER": "content"}})
+            draft = _replaced(run, other).draft(bench.executor(), bench.store_uri)
             with pytest.raises(Conflict):
                 draft.executor.submit(draft.plan)
             assert let_go(bench, run).state is ReplicaState.SUCCEEDED
@@ -145,10 +145,10 @@ class TwinClauses:
         assert_each_rank_once(bench, run_id, ordered.replicas)
 
 
-def replace_placement(run: Run, placement: dict[str, object]) -> Order:
+def _replaced(run: Run, placement: dict[str, object]) -> Order:
     """The order of a run, with another placement."""
     entry = run.spec.task.entry.rpartition(":")[2]
-    return replace(Order(run.id, entry, run.spec.placement.replicas, run.spec.task.args), placement=placement)
+    return Order(run.id, entry, run.spec.placement.replicas, run.spec.task.args, placement)
 
 
 def _found(bench: Bench, ordered: Order) -> Run:

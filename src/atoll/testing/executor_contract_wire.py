@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
@@ -20,6 +21,7 @@ from atoll.executors.base import Plan
 from atoll.run import Draft
 from atoll.status import ReplicaState
 from atoll.testing.executor_bench import Bench, Call, Fault
+from atoll.testing.executor_elsewhere import Elsewhere
 from atoll.testing.executor_steps import assert_ranks, cleared, entered, gone, launched, let_go, order, until
 from atoll.wait import wait
 
@@ -70,6 +72,21 @@ class WireClauses:
             assert len(caught.value.left_running) == 2, f"two ranks are left, and the error says: {caught.value}"
             _stop(bench, draft.plan)
             assert not bench.running(draft.spec.run_id)
+
+    def test_e10_an_interrupted_submit_leaves_nothing_running(self, bench: Bench) -> None:
+        """Ctrl-C, when the second of three replicas has just been made."""
+        points = bench.kill_points(3)
+        point = points[min(3, len(points) - 1)]
+        ordered = order(bench, "hold", 3)
+        other = Elsewhere(bench, "submit", order=asdict(ordered), threads=1)
+        try:
+            with cleared(bench, ordered.run_id):
+                other.until_ready()
+                bench.at_point(point, other.interrupt)
+                other.go().ended()
+                assert not bench.running(ordered.run_id), f"something runs, and its launcher was interrupted {point}"
+        finally:
+            other.end()
 
     # E14 what a service says becomes an error of ours, with its own as the cause
 
@@ -153,7 +170,7 @@ def _impatient(bench: Bench, fault: Fault) -> Draft:
 
 
 def _haste(bench: Bench, fault: Fault) -> dict[str, object]:
-    return dict(bench.impatient) if fault is Fault.SILENT else {}
+    return dict(bench.impatient) if ERRORS[fault] is BackendUnavailable else {}
 
 
 def _error_of(call: Callable[[], object]) -> Exception:

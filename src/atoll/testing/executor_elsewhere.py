@@ -64,6 +64,15 @@ class Elsewhere:
         assert self._process.returncode == 0, f"the other process failed:\n{err}"
         return json.loads(out.splitlines()[-1])
 
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        os.kill(self._process.pid, signal.SIGINT)
+
+    def ended(self) -> int:
+        """The exit code, however it ended."""
+        self._process.communicate(timeout=_PATIENCE_S)
+        return self._process.returncode
+
     def end(self) -> None:
         """For `finally`: leave no process and no open pipe."""
         self._process.kill()

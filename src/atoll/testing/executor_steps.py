@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from atoll._time import Deadline, backoff
@@ -25,7 +25,7 @@ def order(
 ) -> Order:
     """A run of one of the contract's jobs under the bench's own placement."""
     run_id = run_id or f"{entry.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-    return Order(run_id, entry, replicas, args or {}, {**bench.placement, **more})
+    return Order(run_id, entry, replicas, args or {}, bench.placed(more))
 
 
 def plan_of(bench: Bench, ordered: Order, executor: Executor | None = None) -> Plan:
@@ -73,6 +73,19 @@ def entered(bench: Bench, run: Run) -> None:
     """Returns when every rank is in user code."""
     wanted = set(range(run.spec.placement.replicas))
     until(bench, "every rank is in user code", lambda: _ranks(bench, run.id) >= wanted)
+
+
+def logged(bench: Bench, run: Run, rank: int, wanted: Sequence[str]) -> None:
+    """Returns when the log is exactly these lines; a service may take its time to deliver them."""
+    found: list[str] = []
+
+    def is_all_there() -> bool:
+        found[:] = bench.executor().logs(run.handle, rank)
+        return found == wanted or len(found) > len(wanted)
+
+    with suppress(AssertionError):
+        until(bench, "the log is all there", is_all_there)
+    assert found == wanted
 
 
 def gone(bench: Bench, run_id: str) -> None:
