@@ -91,7 +91,7 @@ def _cut(payload: memoryview, span: slice) -> NDArray[np.uint8]:
 
 def _typed(raw: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
     """A copy, aligned and writable: what comes from the store is neither."""
-    return torch.from_numpy(raw.copy()).view(dtype)
+    return torch.from_numpy(raw.copy()).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
 
 
 def _mean(parts: Sequence[NDArray[np.uint8]], like: Tensor) -> Tensor:

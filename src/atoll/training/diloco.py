@@ -273,10 +273,18 @@ class DiLoCo:
         if saved is not None:
             self._restore(saved)
             log.info("rank %d goes on from its checkpoint of round %d", self.ctx.rank, saved.round_no)
-        # A strict run cannot have gone on without us by more than what we did not save: training that again gives
-        # the same bits, inner optimizer and data included.
-        if saved is None or not self._quorum.is_strict:
+        if not self._can_train_again(saved):
             self._loop.catch_up()
+
+    def _can_train_again(self, saved: Checkpoint | None) -> bool:
+        """Whether the rounds since the checkpoint, or the start, are few and all there.
+
+        A strict run cannot have gone on without us by more than what we did not save: training that again gives the
+        same bits, inner optimizer and data included.
+        """
+        if self._every is None or not self._quorum.is_strict:
+            return False
+        return saved is not None or self._client.latest().next_round <= self._every
 
     def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
