@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from atoll import config, index
+from atoll import config, index, journal, registry
 from atoll.config import Config
 from atoll.errors import RunNotFound, did_you_mean
 from atoll.handle import RunHandle
 from atoll.run import Run, attach
+from atoll.stores.base import Store
 
 
 def find_run(name: str, store: str | None) -> Run:
@@ -21,12 +22,19 @@ def find_run(name: str, store: str | None) -> Run:
         raise RunNotFound(exc.message + meant, hint=exc.hint) from exc
 
 
+def find_place(name: str, store: str | None) -> tuple[str, Store]:
+    """The run id and the store of a run, for what needs no backend: its machines may be long gone."""
+    if "://" in name:
+        run = find_run(name, store)
+        return run.id, run.store
+    known = index.find(name) if store is None else None
+    return name, registry.open_store(store or (known.store if known else config.load().get("store")))
+
+
 def _executor_settings(settings: Config, name: str, store: str | None) -> dict[str, object]:
     """Only a configured backend needs the extra look at where the run is."""
     if not settings.table("executors"):
         return {}
-    from atoll import journal, registry
-
     if "://" in name:
         return settings.executor_settings(RunHandle.parse(name).executor)
     known = index.find(name) if store is None else None

@@ -1,0 +1,45 @@
+"""`atoll verify`: do the arithmetic of a run again from what is in the store, and compare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from atoll.cli.app import command
+from atoll.cli.options import run_argument, store_option
+from atoll.cli.output import Output
+from atoll.cli.runs import find_place
+from atoll.errors import CorruptUpdate, MissingExtra
+
+if TYPE_CHECKING:
+    from atoll.rounds.verify import Report
+
+
+@command("Look", short_help="Recompute every round of a run from the store, and compare.")
+@run_argument
+@store_option
+def verify_command(out: Output, run: str, store: str | None) -> None:
+    """Recompute what a run agreed on, plainly, from the objects in its store: checksums, means, outer steps, states.
+
+    Reads only. Exit code 5, with the first difference, if the store does not say what the arithmetic gives.
+    """
+    run_id, opened = find_place(run, store)
+    try:
+        from atoll.rounds.verify import verify
+    except ModuleNotFoundError as exc:
+        raise MissingExtra(exc.name or "numpy", extra="train") from exc
+    report = verify(opened, run_id)
+    out.data(asdict(report))
+    out.text(_text(report))
+    for note in report.notes:
+        out.say(f"note: {note}")
+    if report.difference is not None:
+        raise CorruptUpdate(f"run `{run_id}` does not verify: {report.difference}")
+    out.say(out.paint("all of it is what the arithmetic gives", "good", on_stderr=True))
+
+
+def _text(report: Report) -> str:
+    last = report.first_round + report.rounds - 1
+    span = f"rounds {report.first_round} to {last}" if report.rounds else "no rounds"
+    checked = f"{report.updates} updates, {report.means} chunks of means, {report.states} states"
+    return f"run {report.run_id}: {span} recomputed; {checked} compared"

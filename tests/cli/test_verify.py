@@ -1,0 +1,61 @@
+"""`atoll verify` over a run that trained, honest and tampered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.rounds.client import RoundClient
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Layout
+from atoll.rounds.member import Tuning
+from atoll.rounds.outer import OuterRule, outer_step, state_digest
+from atoll.rounds.vectors import Parts
+from atoll.stores.file import FileStore
+
+LAYOUT = Layout.of([("w", [40, 10], "float32")])
+RULE = OuterRule()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    """Three rounds of one replica."""
+    made = FileStore(tmp_path / "rounds")
+    settings = {"outer": RULE.to_json()}
+    with RoundClient(made, "run", 0, 1, layouts=[LAYOUT], tuning=Tuning(inline_bytes=0), settings=settings) as client:
+        start = np.arange(LAYOUT.size, dtype=np.float32)
+        (buffer,) = client.join([start.data.cast("B")])
+        values, momentum = np.frombuffer(buffer, np.float32).copy(), np.zeros(LAYOUT.size, np.float32)
+        for round_no in range(3):
+            update = (values * np.float32(0.01)).astype(np.float32)
+            base = state_digest(values, momentum)
+            client.exchange(round_no, update, weight=1.0, base=base, out=Parts([update]))
+            outer_step(RULE, values, momentum, update, is_first=round_no == 0)
+    return made
+
+
+def test_verify_says_what_was_recomputed(cli, store):
+    done = cli("verify", "run", "--store", store.uri)
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith("run run: rounds 0 to 2 recomputed; 3 updates, ")
+    assert "what the arithmetic gives" in done.stderr
+
+
+def test_verify_finds_an_update_that_was_changed(inside, store):
+    key = RoundKeys("run").update(1, 0, 0, 0)
+    data = bytearray(store.get(key))
+    data[-1] ^= 1
+    store.put(key, data)
+    done = inside("verify", "run", "--store", store.uri, "--json")
+    assert done.code == 5
+    assert done.error["code"] == "CorruptUpdate"
+    assert done.data["rounds"] == 1
+    assert done.data["difference"]
+
+
+def test_verify_of_a_run_without_rounds_says_so(finished, inside):
+    done = inside.at(finished.cli)("verify", finished.ok)
+    assert done.code == 2
+    assert "no replica has joined" in done.stderr
