@@ -151,7 +151,7 @@ def _contribution(work: Averaging, named: Contribution, chunk: int) -> Steps[F32
         return open_chunk(data, header, wanted=offer.chunks[chunk])
 
     try:
-        return (yield from work.member.io.read(key, opened))
+        return (yield from work.member.io.read(key, opened, is_promised=True))
     except KeyNotFound as exc:
         raise _gone(work, exc) from exc
 
@@ -180,7 +180,8 @@ def _fetch_offer(work: Averaging, named: Contribution) -> Steps[Offer]:
         return offer
 
     try:
-        return (yield from member.io.read(member.keys.offer(round_no, named.rank, named.slot), opened))
+        key = member.keys.offer(round_no, named.rank, named.slot)
+        return (yield from member.io.read(key, opened, is_promised=True))
     except KeyNotFound as exc:
         raise _gone(work, exc) from exc
 

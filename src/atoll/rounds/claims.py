@@ -44,7 +44,8 @@ def take_rank(io: Requests, keys: RoundKeys, rank: int, attempt: int, token: str
             if holder is not None and holder.token == token:
                 return holder
             if holder is not None and holder.attempt > attempt:
-                raise Fenced(f"attempt {attempt} of rank {rank} comes after attempt {holder.attempt} took over")
+                message = f"attempt {attempt} of rank {rank} comes after attempt {holder.attempt} took over"
+                raise Fenced(message, hint="to start it anew on purpose, give it a higher attempt number")
         claim = Claim(rank, 0 if newest is None else newest.incarnation + 1, attempt, token)
         yield from io.create(keys.claim(rank, claim.incarnation), claim.seal())
         # Read back: an answer may have been lost, and an equal number may be somebody else's.

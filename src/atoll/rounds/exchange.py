@@ -83,7 +83,7 @@ def replay(member: Member, round_no: int, sink: Sink) -> Steps[RoundOutcome | No
 
 
 def check_belongs(member: Member, commit: Commit) -> None:
-    """The commit continues our own history, and does not call our state a stray."""
+    """The commit continues our own history, does not call our state a stray, and has no rejection that must stop us."""
     if commit.previous != member.previous:
         message = f"round {commit.round_no} does not continue what this replica has applied"
         raise LeftBehind(message, round_no=commit.round_no, latest=commit.round_no)
@@ -91,6 +91,10 @@ def check_belongs(member: Member, commit: Commit) -> None:
     if stray is not None:
         message = f"the state of rank {member.rank} differs from the others': {stray.detail}"
         raise CorruptUpdate(message, round_no=commit.round_no, rank=member.rank, check="base")
+    if commit.rejected and member.quorum.on_rejected == "stop":
+        first = commit.rejected[0]
+        message = f"round {commit.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
+        raise CorruptUpdate(message, round_no=commit.round_no, rank=first.rank, check=first.check)
 
 
 def _settle(member: Member, commit: Commit) -> Steps[None]:

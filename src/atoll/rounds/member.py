@@ -52,7 +52,8 @@ class Tuning:
 class Memory:
     """What past commits taught this replica. Only guides waiting and outlier limits; never needs to agree."""
 
-    norms: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    norms: dict[int, deque[float]] = field(default_factory=dict)
+    """Fragment → the median norm of its recent rounds."""
     lateness: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     absences: dict[int, int] = field(default_factory=dict)
@@ -61,7 +62,8 @@ class Memory:
     def learn(self, commit: Commit) -> None:
         """Take in a commit, once."""
         self.members = {*commit.members, *commit.ranks}
-        self.norms.append(statistics.median(c.norm for c in commit.contributions))
+        norms = self.norms.setdefault(commit.fragment, deque(maxlen=16))
+        norms.append(statistics.median(c.norm for c in commit.contributions))
         for rank in self.members:
             self.absences[rank] = 0 if rank in commit.ranks else self.absences.get(rank, 0) + 1
 
@@ -115,6 +117,6 @@ class Member:
             self.layout(fragment),
             self.grid(fragment),
             self.agreement.codec,
-            tuple(self.memory.norms),
+            tuple(self.memory.norms.get(fragment, ())),
             self.tuning.outlier_factor,
         )

@@ -96,18 +96,23 @@ class Requests:
     def delete(self, key: str) -> Steps[None]:
         yield from self._ask(Delete(key))
 
-    def read(self, key: str, parse: Callable[[Buffer], T]) -> Steps[T]:
-        """The object, parsed and checked. What fails a check is read again before the failure is believed."""
+    def read(self, key: str, parse: Callable[[Buffer], T], *, is_promised: bool = False) -> Steps[T]:
+        """The object, parsed and checked. What fails a check is read again before the failure is believed.
+
+        `is_promised`: another object says that this one is there, so its absence is doubted in the same way.
+        """
         pauses = backoff(0.1, factor=2.0, cap_s=2.0, jitter=0.25, rng=self.rng)
         for left in reversed(range(self._reread)):
-            data = yield from self.get(key)
             try:
-                return parse(data)
+                return parse((yield from self.get(key)))
             except CorruptUpdate as exc:
                 if not left:
                     exc.message = f"{exc.message} (`{key}`, read {self._reread} times)"
                     raise
-                yield from self.sleep(next(pauses))
+            except KeyNotFound:
+                if not left or not is_promised:
+                    raise
+            yield from self.sleep(next(pauses))
         raise AssertionError("unreachable")
 
     def sleep(self, seconds: float) -> Steps[None]:

@@ -56,23 +56,25 @@ class Difference(Exception):
 
 def verify(store: Store, run_id: str) -> Report:
     """Check a run; the report names the first difference, if any."""
+    first = 0
     while True:
         report = Report(run_id)
         try:
-            Verification(store, run_id, report).run()
+            Verification(store, run_id, report).run(first)
         except (Difference, CorruptUpdate) as exc:
             report.difference = str(exc)
         except KeyNotFound as exc:
-            if _was_retired(store, run_id, report):
-                continue  # the run is alive and let this round go while we read it
+            if report.rounds == 0 and _is_being_retired(store, run_id, report.first_round):
+                first = report.first_round + 1
+                continue
             report.difference = str(exc)
         return report
 
 
-def _was_retired(store: Store, run_id: str, report: Report) -> bool:
+def _is_being_retired(store: Store, run_id: str, round_no: int) -> bool:
+    """Part of the oldest round is gone, and a snapshot is past it: somebody is letting it go, or died doing so."""
     keys = RoundKeys(run_id)
-    left = [keys.parse_commit(key) for key in store.list(keys.commits_prefix())]
-    return bool(left) and min(left) > report.first_round
+    return any(keys.parse_snapshot(key) > round_no for key in store.list(keys.snapshots_prefix()))
 
 
 class Verification:
@@ -94,8 +96,10 @@ class Verification:
         ends = np.cumsum([layout.size for layout in self._fragments]).tolist()
         self._spans = [slice(end - layout.size, end) for layout, end in zip(self._fragments, ends, strict=True)]
 
-    def run(self) -> None:
-        commits = sorted(self._keys.parse_commit(key) for key in self._store.list(self._keys.commits_prefix()))
+    def run(self, at_least: int = 0) -> None:
+        """Every commit from round `at_least` on."""
+        listed = (self._keys.parse_commit(key) for key in self._store.list(self._keys.commits_prefix()))
+        commits = sorted(round_no for round_no in listed if round_no >= at_least)
         snapshots = sorted(self._keys.parse_snapshot(key) for key in self._store.list(self._keys.snapshots_prefix()))
         first = self._report.first_round = commits[0] if commits else 0
         self._start(first, snapshots)
