@@ -31,7 +31,8 @@ def _local(spool: Spool, ready: int) -> NoReturn:
     _write_diary(spool)
 
     def tell_launcher() -> None:
-        os.write(ready, b"ok\n")
+        with suppress(OSError):  # a launcher that was killed meanwhile; the run goes on without it
+            os.write(ready, b"ok\n")
         os.close(ready)
 
     if not spool.hold() or spool.status.exists():
