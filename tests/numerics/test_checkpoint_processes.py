@@ -1,0 +1,63 @@
+"""Real processes, real SIGKILL: a run with deaths in it ends with the bits of one without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.registry import open_store
+from atoll.rounds.verify import verify
+
+ROUNDS = 10
+POINTS = [
+    ["put", "*/rounds/0000000001/update/*", 1],  # before publishing, and before the first checkpoint
+    ["put", "*/rounds/0000000002/update/*", 3],  # in the middle of publishing
+    ["create", "*/rounds/0000000003/offer/*", 1],  # all chunks are there, nobody knows
+    ["get", "*/commits/0000000004.json", 2],  # published, waiting for the commit
+    ["get", "*/rounds/0000000005/mean/*", 1],  # committed, own chunks of the mean are done
+    ["put", "*/checkpoints/00001/0000000006", 1],  # applied, not saved
+    ["put", "*/acks/00001.json", 1],  # saved, not said
+    ["delete", "*/sync/rounds/*", 2],  # in the middle of tidying up
+]
+
+
+@pytest.fixture
+def diloco_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "diloco_jobs.py").write_text(Path(__file__).with_name("diloco_jobs.py").read_text())
+    monkeypatch.chdir(folder)
+
+
+def launched(entry: str, store: str, replicas: int, **options) -> list[dict]:
+    run = atoll.launch(f"diloco_jobs:{entry}", replicas=replicas, store=store, **options)
+    try:
+        run.wait(300.0)
+    finally:
+        run.cancel()
+    return list(run.result().raise_for_failures().values)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("diloco_jobs")
+def test_killed_at_every_step_of_the_protocol_a_replica_comes_back_with_the_same_bits(store):
+    args = {"rounds": ROUNDS, "victim": 1}
+    expected = launched("train", store, 3, args={"rounds": ROUNDS}, run_id="calm")
+    found = launched("train", store, 3, args=args | {"points": POINTS}, run_id="stormy", max_restarts=len(POINTS))
+    assert [one.pop("attempt") for one in expected] == [0, 0, 0]
+    assert [one.pop("attempt") for one in found] == [0, len(POINTS), 0]
+    assert found == expected
+    assert len({one["weights"] for one in found}) == 1
+    assert len({one["moments"] for one in found}) == 3
+    report = verify(open_store(store), "stormy")
+    assert report.is_right, report.difference
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("diloco_jobs")
+def test_forked_data_workers_do_not_disturb_the_rounds(store):
+    found = launched("train_with_workers", store, 2, args={"rounds": 6})
+    assert found[0]["digest"] == found[1]["digest"]
+    assert all(one["steps"] == 60 and one["last"] < one["first"] for one in found)
