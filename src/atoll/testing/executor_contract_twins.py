@@ -110,11 +110,11 @@ class TwinClauses:
         with cleared(bench, rehearsal.run_id):
             steps = steps_of_submit(bench, rehearsal)
 
-        def kill_and_finish(step: int) -> None:
+        def kill_and_finish(step: str) -> None:
             ordered = order(bench, "hold", 2)
             with cleared(bench, ordered.run_id):
                 submit_killed_at(bench, ordered, step)
-                self._finish(bench, ordered, f"killed before step {step}, {steps[step]}")
+                self._finish(bench, ordered, f"killed at {step}")
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(kill_and_finish, spread(steps, self.most_steps)))

@@ -115,16 +115,18 @@ def steps_of_submit(bench: Bench, order: Order) -> list[str]:
     return list(ask(bench, "submit", order=asdict(order), threads=1)["steps"])
 
 
-def submit_killed_at(bench: Bench, order: Order, step: int) -> bool:
-    """Launch in another process that dies by SIGKILL before that step. False if it never came to it."""
+def submit_killed_at(bench: Bench, order: Order, step: str) -> bool:
+    """Launch in another process that dies by SIGKILL at that step. False if it never came to it."""
     return ask(bench, "submit", order=asdict(order), threads=1, kill_at=step) is None
 
 
-def spread(steps: Sequence[str], most: int) -> list[int]:
-    """At most that many steps to try: two in three of them inside the adapter's own `submit`."""
-    first, last = steps.index("before executor.submit"), steps.index("after executor.submit")
+def spread(steps: Sequence[str], most: int) -> list[str]:
+    """About that many steps to try: two in three inside the adapter's own `submit`, and each after an effect there."""
+    first, last = steps.index("before executor.submit #1"), steps.index("after executor.submit #1")
     inside, around = list(range(first, last + 1)), [*range(first), *range(last + 1, len(steps))]
-    return sorted([*_even(inside, most - most // 3), *_even(around, most // 3)])
+    effects = {step for step in inside if steps[step].startswith("after ")}
+    chosen = {*effects, *_even(inside, most - most // 3), *_even(around, most // 3)}
+    return [steps[step] for step in sorted(chosen)]
 
 
 def _even(numbers: Sequence[int], most: int) -> list[int]:

@@ -1,7 +1,7 @@
 """`python -m atoll.testing.launcher`: the other process of the executor contract. Reads one job, answers in JSON.
 
 It can be told to die at a step: before any system call of a launch that changes something (seen by an audit hook),
-and before and after every request to the store and to the adapter.
+after a process was started, and before and after every request to the store and to the adapter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -24,14 +26,17 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 class Steps:
     """Counts the steps of a launch while it is armed, and ends the process before the one it was told to."""
 
-    def __init__(self, kill_at: int | None) -> None:
+    def __init__(self, kill_at: str | None) -> None:
         self._kill_at = kill_at
         self._is_armed = False
+        self._counts: Counter[str] = Counter()
         self.seen: list[str] = []
+        """Each with its number among its like: a launch may take one `os.mkdir` more or less than the last."""
 
     def arm(self) -> None:
         self._is_armed = True
         sys.addaudithook(self._hear)
+        self._watch_popen()
 
     def disarm(self) -> None:
         self._is_armed = False
@@ -39,10 +44,22 @@ class Steps:
     def note(self, step: str) -> None:
         if not self._is_armed:
             return
-        if len(self.seen) == self._kill_at:
+        self._counts[step] += 1
+        numbered = f"{step} #{self._counts[step]}"
+        if numbered == self._kill_at:
             self.disarm()  # the kill is a system call as well
             os.kill(os.getpid(), signal.SIGKILL)
-        self.seen.append(step)
+        self.seen.append(numbered)
+
+    def _watch_popen(self) -> None:
+        """The moment after a process was started is a step as well: its child is alive, and nobody knows."""
+        start = subprocess.Popen.__init__
+
+        def start_and_note(popen: Any, *args: Any, **options: Any) -> None:
+            start(popen, *args, **options)
+            self.note("after subprocess.Popen")
+
+        subprocess.Popen.__init__ = start_and_note  # type: ignore[method-assign,assignment]
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         is_change = event.startswith(_CHANGES) and event not in _LOOKS
