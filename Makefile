@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench docs clean setup lock
+.PHONY: demo test check bench clean setup help-text
 
 setup: $(READY)
 
@@ -31,6 +31,9 @@ check: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/launch.py
+
+help-text: $(READY)
+	@$(BIN)/python -m atoll.cli.write_help
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build runs demo-output

@@ -60,6 +60,11 @@ def record_intent(store: Store, run_id: str, request_digest: str) -> None:
         pass
 
 
+def has_intent(store: Store, run_id: str) -> bool:
+    """Whether a submit was about to happen."""
+    return _is_there(store, RunKeys(run_id).intent())
+
+
 def record_handle(store: Store, run_id: str, handle: RunHandle) -> RunHandle:
     """Make the handle known. Returns the one that counts: the first that was recorded."""
     try:
@@ -87,11 +92,7 @@ def record_cancel(store: Store, run_id: str) -> None:
 
 def is_cancelled(store: Store, run_id: str) -> bool:
     """Whether somebody asked the run to stop."""
-    try:
-        store.get(RunKeys(run_id).cancelled())
-    except KeyNotFound:
-        return False
-    return True
+    return _is_there(store, RunKeys(run_id).cancelled())
 
 
 def run_ids(store: Store) -> Iterator[str]:
@@ -110,6 +111,14 @@ def _differences(present: Any, wanted: Any, where: str = "") -> Iterator[str]:
             yield from _differences(present.get(name), wanted.get(name), f"{where}.{name}")
     elif present != wanted:
         yield f"{where.removeprefix('.spec').removeprefix('.')}: there `{_short(present)}`, here `{_short(wanted)}`"
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.get(key)
+    except KeyNotFound:
+        return False
+    return True
 
 
 def _short(value: Any) -> str:

@@ -28,7 +28,15 @@ EXECUTORS: dict[str, Row] = {
 STORES: dict[str, Row] = {
     "memory": Row("atoll.stores.memory:MemoryStore"),
     "file": Row("atoll.stores.file:FileStore"),
+    "s3": Row("atoll.stores.cloud:CloudStore", "cloud"),
+    "gs": Row("atoll.stores.cloud:CloudStore", "cloud"),
+    "gcs": Row("atoll.stores.cloud:CloudStore", "cloud"),
+    "az": Row("atoll.stores.cloud:CloudStore", "cloud"),
+    "azure": Row("atoll.stores.cloud:CloudStore", "cloud"),
 }
+
+ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")
+"""For a scheme that nobody has claimed, if fsspec knows it."""
 
 
 def executor(name: str, **settings: Any) -> Executor:
@@ -67,8 +75,11 @@ def known(kind: str) -> dict[str, Row]:
 def load(kind: str, name: str) -> Any:
     """The adapter class; a plug-in that does not load says so when it is used, and never before."""
     row = _built_in(kind).get(name) or _plugins(kind).get(name)
+    if row is None and kind == "store":
+        row = _any_other_store(name)
     if row is None:
-        raise UnknownName(kind, name, sorted(known(kind)))
+        hint = "other fsspec file systems: pip install 'atoll[fsspec]'" if kind == "store" else None
+        raise UnknownName(kind, name, sorted(known(kind)), hint=hint)
     module, _, attribute = row.path.partition(":")
     try:
         return getattr(import_module(module), attribute)
@@ -78,6 +89,14 @@ def load(kind: str, name: str) -> Any:
 
 def _built_in(kind: str) -> dict[str, Row]:
     return EXECUTORS if kind == "executor" else STORES
+
+
+def _any_other_store(scheme: str) -> Row | None:
+    try:
+        from fsspec.registry import known_implementations  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    return ANY_OTHER_STORE if scheme in known_implementations else None
 
 
 @cache

@@ -145,7 +145,7 @@ def _failure_text(result: RunResult, failed: list[ReplicaOutcome]) -> str:
 def _outcome_text(outcome: ReplicaOutcome) -> Iterable[str]:
     code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
     yield f"  rank {outcome.rank}: {outcome.state}, {outcome.reason}{code}: {outcome.message or 'no reason given'}"
-    if outcome.error and outcome.error.traceback:
+    if outcome.error and outcome.error.traceback and outcome.reason not in (Reason.CANCELLED, Reason.TIMEOUT):
         yield from (f"    {line}" for line in outcome.error.traceback.rstrip().splitlines()[-30:])
     else:
         yield from (f"    | {line}" for line in outcome.last_lines)

@@ -210,6 +210,9 @@ class Run:
         if not self.status(progress=False).is_terminal:
             journal.record_cancel(self.store, self.id)
         self._handle = self._handle or journal.read_handle(self.store, self.id)
+        if self._handle is None and journal.has_intent(self.store, self.id):
+            # A launcher died between intent and handle. Submitting again adopts whatever it started.
+            self._handle = journal.record_handle(self.store, self.id, self.executor.submit(self.plan()))
         if self._handle is not None:
             self.executor.cancel(self._handle)
 

@@ -39,7 +39,9 @@ def wait(
                 raise
             now = last
         if now is not None and now != last:
-            pauses, last = backoff(_FIRST_S, cap_s=_LONGEST_S), now
+            if last is None or now.counts() != last.counts():
+                pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)  # a change of state is seldom alone; a heartbeat is
+            last = now
             if on_change is not None:
                 on_change(now)
         if now is not None and (now.is_terminal or (fail_fast and _has_failed(now))):

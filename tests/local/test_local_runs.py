@@ -441,6 +441,20 @@ def test_a_run_cancelled_before_it_started_never_starts(jobs, store, tmp_path):
     assert not processes.of_label(draft.plan.request["label"])
 
 
+def test_cancel_stops_what_a_launcher_started_before_it_died(jobs, store):
+    from atoll import journal
+
+    draft = atoll.prepare("jobs:hang", replicas=2, store=store, run_id="half", grace_s=1)
+    journal.record_run(draft.store, draft.spec, executor="local")
+    journal.record_intent(draft.store, "half", "digest")
+    draft.executor.submit(draft.plan)  # and the launcher dies before it can record the handle
+    assert processes.of_label(draft.plan.request["label"])
+    run = atoll.attach("half", store=store)
+    run.cancel()
+    assert not processes.of_label(draft.plan.request["label"])
+    assert run.status().state is ReplicaState.CANCELLED
+
+
 FORK_FAILS = """
 import errno, os, sys
 fork, calls = os.fork, iter(range(100))
