@@ -14,7 +14,7 @@ from atoll.errors import BadKey, InvalidSpec
 from atoll.rounds.keys import number
 
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")  # lower case: some file systems do not tell A from a
-_SEAT = re.compile(r"(\d{6,})\.(\d{5,})\.(json|left)\Z")
+_SEAT = re.compile(r"(\d{6,})\.(?:(\d{5,})\.(json|left)|floor)\Z")
 _PART = re.compile(r"(\d{6,})-[0-9a-f]{32}/[^/]+/\d{10,}\.(\d{5,})\Z")
 _LONGEST = 1024
 
@@ -45,19 +45,25 @@ class NamedKeys:
         """That process needs nothing of the session any more."""
         return f"{self.seats_prefix()}{number(session, 6)}.{number(rank, 5)}.left"
 
-    def parse_seat(self, key: str) -> tuple[int, int, bool]:
-        """(session, rank, has it left) from the name of a seat or a goodbye."""
+    def floor(self, session: int) -> str:
+        """Every earlier session is over and deleted."""
+        return f"{self.seats_prefix()}{number(session, 6)}.floor"
+
+    def parse_seat(self, key: str) -> tuple[int, int | None, bool]:
+        """(session, rank, has it left) from the name of a seat or a goodbye; a floor has no rank."""
         found = _SEAT.match(key.removeprefix(self.seats_prefix())) if key.startswith(self.seats_prefix()) else None
         if found is None:
             raise BadKey(key, "not a seat")
-        return int(found[1]), int(found[2]), found[3] == "left"
+        return int(found[1]), None if found[2] is None else int(found[2]), found[3] == "left"
 
-    def parts_prefix(self, session: int | None = None) -> str:
-        within = "" if session is None else f"{number(session, 6)}-"
-        return f"{self.prefix}parts/{within}"
+    def parts_prefix(self) -> str:
+        return f"{self.prefix}parts/"
+
+    def session_prefix(self, session: int, nonce: str) -> str:
+        return f"{self.parts_prefix()}{number(session, 6)}-{nonce}/"
 
     def generation_prefix(self, session: int, nonce: str, name: str, generation: int) -> str:
-        return f"{self.parts_prefix(session)}{nonce}/{key_part(name)}/{number(generation, 10)}."
+        return f"{self.session_prefix(session, nonce)}{key_part(name)}/{number(generation, 10)}."
 
     def part(self, session: int, nonce: str, name: str, generation: int, rank: int) -> str:
         """What a rank contributes to one exchange; created once."""

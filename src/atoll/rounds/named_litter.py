@@ -9,6 +9,7 @@ from atoll.errors import StoreError
 from atoll.rounds.named_part import ReadPart
 from atoll.rounds.named_session import Rendezvous, Session
 from atoll.rounds.ops import Gather, Steps
+from atoll.rounds.seal import seal_record
 
 _WIDTH = 8
 
@@ -83,15 +84,19 @@ def clear_older_sessions(place: Rendezvous, session: Session) -> Steps[None]:
 
 
 def sweep_if_last(place: Rendezvous, session: Session) -> Steps[None]:
-    """Say goodbye to a session; if everybody has, delete all of it."""
-    yield from place.io.create(place.keys.goodbye(session.number, place.rank), session.seats[place.rank].seal())
+    """Say goodbye to a session; if everybody has, delete all of it but a mark that it was there.
+
+    Without the mark the next job would use the same session number, and seats deleted late could be its own.
+    """
+    io, keys = place.io, place.keys
+    yield from io.create(keys.goodbye(session.number, place.rank), session.seats[place.rank].seal())
     seen = yield from place.attendance()
     if seen.left.get(session.number) != place.everyone:
         return
-    parts = yield from place.io.list(place.keys.parts_prefix(session.number))
-    yield Gather([place.io.delete(key) for key in parts], _WIDTH)
-    for make in (place.keys.seat, place.keys.goodbye):
-        yield Gather([place.io.delete(make(session.number, rank)) for rank in sorted(place.everyone)], _WIDTH)
+    yield from io.create(keys.floor(session.number + 1), seal_record({"kind": "floor", "session": session.number + 1}))
+    parts = yield from io.list(keys.session_prefix(session.number, session.nonce))
+    old = [key for key in (yield from io.list(keys.seats_prefix())) if keys.parse_seat(key)[0] <= session.number]
+    yield Gather([io.delete(key) for key in [*parts, *old]], _WIDTH)
 
 
 def _is_own_and_old(where: tuple[int, int], rank: int, session: int, alive: Collection[int]) -> bool:

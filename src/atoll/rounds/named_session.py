@@ -122,7 +122,9 @@ class Rendezvous:
         seen = Attendance()
         for key in (yield from self.io.list(self.keys.seats_prefix())):
             session, rank, has_left = self.keys.parse_seat(key)
-            (seen.left if has_left else seen.seated).setdefault(session, set()).add(rank)
+            ranks = (seen.left if has_left else seen.seated).setdefault(session, set())
+            if rank is not None:
+                ranks.add(rank)
         return seen
 
     def absences(self, session: Session, missing: Collection[int]) -> Steps[Mapping[int, str]]:
