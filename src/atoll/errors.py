@@ -255,7 +255,7 @@ def translating(table: dict[type[Exception], type[AtollError]], message: str, **
     except tuple(table) as exc:
         for vendor, ours in table.items():
             if isinstance(exc, vendor):
-                raise ours(f"{message}: {exc}", **attributes) from exc  # type: ignore[arg-type]
+                raise ours(f"{message}: {exc}", **attributes) from exc
         raise
 
 

@@ -28,8 +28,10 @@ def wait(
     Raises `WaitTimeout` when the deadline passes first. A backend that is briefly out of reach is asked again.
     """
     deadline = Deadline(timeout_s, clock)
-    pauses, failures, last = backoff(_FIRST_S, cap_s=_LONGEST_S), 0, None
+    pauses, failures = backoff(_FIRST_S, cap_s=_LONGEST_S), 0
+    last: RunStatus | None = None
     while True:
+        now: RunStatus | None
         try:
             now = status()
             failures = 0
