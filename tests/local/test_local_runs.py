@@ -376,6 +376,30 @@ def test_the_command_line_of_an_image_can_start_a_replica(jobs, store):
     assert {r: o.result["args"] for r, o in outcomes.items()} == {0: {"lr": 0.5}, 1: {"lr": 0.5}}
 
 
+def test_a_container_started_again_by_its_service_is_the_next_attempt(jobs, store):
+    command = [sys.executable, "-m", "atoll.replica", "--rendezvous", store, "--world-size", "1", "--run-id", "again"]
+    command += ["--trainer-module", "jobs", "--trainer-fn", "fail_until", "--trainer-kwargs-json", '{"attempt": 2}']
+    codes = [
+        subprocess.run(command, env={**os.environ, "REPLICA_RANK": "0"}, capture_output=True, check=False).returncode
+        for _ in range(3)
+    ]
+    assert codes == [1, 1, 0]
+    from atoll.witness import Witness
+
+    witness = Witness(atoll.open_store(store), "again")
+    assert witness.attempts(0) == [0, 1, 2]
+    assert witness.outcomes()[0].result == 2
+
+
+def test_a_container_that_cannot_reach_its_store_says_so(jobs, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    command = [sys.executable, "-m", "atoll.replica", "--rendezvous", str(tmp_path / "file"), "--world-size", "1"]
+    command += ["--trainer-module", "jobs", "--trainer-fn", "echo"]
+    done = subprocess.run(command, env={**os.environ, "REPLICA_RANK": "0"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: ")
+
+
 def test_a_container_told_to_stop_says_that_it_was_preempted(jobs, store):
     command = [sys.executable, "-m", "atoll.replica", "--rendezvous", store, "--world-size", "1", "--run-id", "pre"]
     command += ["--trainer-module", "jobs", "--trainer-fn", "hang"]

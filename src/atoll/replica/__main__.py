@@ -41,7 +41,7 @@ def _local(spool: Spool, ready: int) -> NoReturn:
     _shepherd(spool, tell_launcher)
 
 
-def _shepherd(spool: Spool, on_ready: object = None, **options: object) -> NoReturn:
+def _shepherd(spool: Spool, on_ready: object = None, *, is_throwaway: bool = False, **options: object) -> NoReturn:
     # Everything a replica needs is loaded here, once: forked replicas find it in memory.
     from atoll.replica import worker
     from atoll.replica.shepherd import Shepherd
@@ -49,7 +49,13 @@ def _shepherd(spool: Spool, on_ready: object = None, **options: object) -> NoRet
     shepherd = Shepherd(spool, **options)  # type: ignore[arg-type]
     gc.freeze()  # keeps the collector of each replica from copying the pages it shares with us
     attempt = shepherd.run(on_ready=on_ready)
-    _exit(shepherd.exit_code() if attempt is None else worker.run(attempt))
+    if attempt is not None:
+        _exit(worker.run(attempt))
+    if is_throwaway:
+        import shutil
+
+        shutil.rmtree(spool.root, ignore_errors=True)
+    _exit(shepherd.exit_code())
 
 
 def _exit(code: int) -> NoReturn:
@@ -73,7 +79,7 @@ def _container(argv: list[str]) -> NoReturn:
     except AtollError as exc:
         print(f"error: {exc}", file=sys.stderr)
         sys.exit(exc.exit_code)
-    _shepherd(spool, stop_means=Asked.PREEMPT)
+    _shepherd(spool, is_throwaway=True, stop_means=Asked.PREEMPT)
 
 
 def _write_diary(spool: Spool) -> None:

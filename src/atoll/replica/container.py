@@ -6,21 +6,25 @@ An image's own command line may start it without Atoll's variables:
         --trainer-module train --trainer-fn main --trainer-kwargs-json '{"lr": 0.1}'
 
 The rank is always taken from the environment. The first replica to arrive writes `run.json` from the flags; the
-others must bring the same.
+others must bring the same. A service may restart a container with the very same variables, so each one takes the next
+free attempt of its rank in the store.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from atoll.context import LABEL, RANK, RENDEZVOUS, RUN_ID, STORE, WORLD_SIZE, ReplicaContext
-from atoll.errors import ConfigError
+from atoll.context import ATTEMPT, LABEL, RANK, RENDEZVOUS, RUN_ID, STORE, WORLD_SIZE, ReplicaContext
+from atoll.errors import AtollError, ConfigError, KeyExists
 from atoll.replica.spool import Spool, write_json
+from atoll.rounds.keys import RunKeys
 from atoll.spec import DAY_S, Code, RunSpec
 
 TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
@@ -32,8 +36,8 @@ def prepare(argv: list[str], environ: MutableMapping[str, str]) -> Spool:
     flags = _parse(argv)
     _settle(environ, flags)
     context = ReplicaContext.from_environment(environ)
-    if flags.trainer_module is not None:
-        _record(flags, context)
+    environ[ATTEMPT] = str(apart(lambda: _register(flags, context)))
+    context = ReplicaContext.from_environment(environ)
     spool = Spool(tempfile.mkdtemp(prefix="atoll-"))
     environ[LABEL] = str(spool.root)
     write_json(spool.plan, container_plan(context, str(spool.root), environ))
@@ -84,6 +88,44 @@ def _settle(environ: MutableMapping[str, str], flags: argparse.Namespace) -> Non
         environ.setdefault(RENDEZVOUS, environ[STORE])
     if not environ.get(RUN_ID) and flags.trainer_module is not None:
         environ[RUN_ID] = f"{flags.trainer_module}.{flags.trainer_fn}"
+
+
+def apart(work: Callable[[], int]) -> int:
+    """Do it in a child and return its answer. Store clients have threads, and the shepherd must stay fit to fork."""
+    answer, told = os.pipe()
+    if os.fork() == 0:
+        try:
+            said: dict[str, Any] = {"answer": work()}
+        except AtollError as exc:
+            said = {"message": f"{exc.code}: {exc.message}", "hint": exc.hint, "exit_code": exc.exit_code}
+        except BaseException as exc:  # noqa: BLE001  told to the parent, which raises it
+            said = {"message": f"{type(exc).__name__}: {exc}", "hint": None, "exit_code": 70}
+        os.write(told, json.dumps(said)[:4000].encode())
+        os._exit(0)
+    os.close(told)
+    with open(answer, "rb") as pipe:
+        said = json.loads(pipe.read() or b'{"message": "the process died", "hint": null, "exit_code": 70}')
+    os.wait()
+    if "answer" in said:
+        return int(said["answer"])
+    error = AtollError(said["message"], hint=said["hint"])
+    error.exit_code = said["exit_code"]
+    raise error
+
+
+def _register(flags: argparse.Namespace, context: ReplicaContext) -> int:
+    """Record the run if we were told what it is, and take the next free attempt of our rank."""
+    if flags.trainer_module is not None:
+        _record(flags, context)
+    keys = RunKeys(context.run_id)
+    for attempt in itertools.count(context.attempt):
+        try:
+            record = {"host": os.uname().nodename, "at": time.time()}
+            context.store.create(keys.start(context.rank, attempt), json.dumps(record).encode())
+        except KeyExists:
+            continue
+        return attempt
+    raise AssertionError("counting never ends")
 
 
 def _record(flags: argparse.Namespace, context: ReplicaContext) -> None:

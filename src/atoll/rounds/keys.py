@@ -82,6 +82,10 @@ class RunKeys:
     def handle(self) -> str:
         return f"{self.prefix}launch/handle.json"
 
+    def start(self, rank: int, attempt: int) -> str:
+        """Taken by the container that is this attempt; the service that restarts it need not count."""
+        return f"{self.prefix}start/{number(rank, 5)}.{number(attempt, 3)}.json"
+
     def cancelled(self) -> str:
         return f"{self.prefix}launch/cancelled.json"
 
