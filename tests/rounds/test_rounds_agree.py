@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -82,3 +83,12 @@ def test_the_winner_tells_of_each_round() -> None:
     told = [event for event in events(store) if event["event"] == "round_committed"]
     assert [event["round"] for event in told] == [0, 1, 2]
     assert all(event["ranks"] == [0, 1, 2] for event in told)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_when_several_propose_initial_weights_all_take_the_first(seed: int) -> None:
+    rng, clock, store = random.Random(seed), FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, rounds=0, tuning=replace(FAST, init_patience_s=0.0)) for rank in range(3)]
+    finals = set(run_all(toys, store, lambda n: rng.randrange(n)).values())
+    assert len(finals) == 1
+    assert finals <= {b"".join(toy.initial()) for toy in toys}

@@ -18,7 +18,7 @@ from atoll.rounds.member import Tuning
 from atoll.rounds.ops import Gather, Get, Put
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.records import Commit, Contribution
+from atoll.rounds.records import Commit, Contribution, LeftBehind
 from atoll.rounds.vectors import Parts
 from atoll.stores.base import Store
 from atoll.stores.file import FileStore
@@ -123,6 +123,21 @@ def test_a_checkpoint_of_ones_own_goes_on_where_it_was(store: Store) -> None:
         assert restarted.values.tobytes() == trainer.values.tobytes()
         restarted.round()
     assert len(list(store.list(RoundKeys("run").commits_prefix()))) == 3
+
+
+def test_a_replica_with_another_history_is_told_so(store: Store) -> None:
+    with client(store, 0, 1) as mine:
+        trainer = Trainer(mine, 0)
+        trainer.round()
+        position = mine.position
+        trainer.round()
+    with client(store, 0, 1, attempt=1) as again:
+        Trainer(again, 0)
+        again.continue_from("f" * 32)
+        with pytest.raises(LeftBehind, match="does not continue"):
+            again.replay(1)
+        again.continue_from(position)
+        assert again.replay(1) is not None
 
 
 def test_the_first_of_two_processes_is_told_to_stop(store: Store) -> None:

@@ -57,6 +57,34 @@ def test_a_zombie_that_would_publish_is_told_before_it_writes() -> None:
     assert set(store.list("")) == written
 
 
+def test_an_offer_written_after_its_process_was_replaced_is_not_committed() -> None:
+    """The zombie was stopped between looking at the claims and creating its offer."""
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, rounds=2) for rank in range(3)]
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+    its_offer = RoundKeys("toy").offer(1, 1, 0)
+    simulation.before = lambda name, _, op: "pause" if name == "r1" and getattr(op, "key", "") == its_offer else None
+    simulation.run(until=lambda: "r1" in simulation.paused)
+    simulation.before = None
+    newcomer = toys[1].again(attempt=1)
+    simulation.start("new r1", newcomer.train(), store)
+    simulation.run(until=lambda: len(newcomer.history) == 1)
+    simulation.paused = {"new r1"}
+    simulation.run(until=lambda: its_offer in list(store.list(its_offer)))
+    steps = iter(range(200))
+    simulation.run(until=lambda: next(steps, None) is None)
+    assert len(commits(store)) == 1, "only a dead incarnation has offered for rank 1"
+    simulation.paused = set()
+    simulation.run()
+    zombie = simulation.tasks.pop("r1")
+    assert isinstance(zombie.error, Fenced)
+    assert set(simulation.results().values()) == {fault_free(toys)}
+    assert [c.incarnation for c in commits(store)[1].contributions] == [0, 1, 0]
+    assert [c.slot for c in commits(store)[1].contributions] == [0, 1, 0]
+
+
 def test_an_older_attempt_that_starts_late_is_refused() -> None:
     clock, store = FakeClock(), MemoryStore()
     simulation = Simulation(clock)

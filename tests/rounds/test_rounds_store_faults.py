@@ -27,7 +27,7 @@ def finish(toys: list[Toy], store: FaultyStore, seed: int = 0) -> Simulation:
 
 def trio(**options: object) -> list[Toy]:
     clock = FakeClock()
-    return [Toy(rank, 3, clock, rounds=2, **options) for rank in range(3)]
+    return [Toy(rank, 3, clock, rounds=2, seed=-rank, **options) for rank in range(3)]  # whoever starts, the same start
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,6 +101,36 @@ def test_a_chunk_that_went_bad_in_the_store_is_healed_by_the_one_who_wrote_it() 
     inner.put(bad, bytes(inner.get(bad))[:-1] + b"\0")
     simulation.run()
     assert set(simulation.results().values()) == {fault_free(toys)}
+
+
+def test_an_offer_that_went_bad_in_the_store_is_written_again_by_its_owner() -> None:
+    toys = trio()
+    inner = MemoryStore()
+    simulation = Simulation(toys[0].clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), inner)
+    bad = KEYS.offer(1, 2, 0)
+    simulation.run(until=lambda: bad in list(inner.list(bad)))
+    inner.put(bad, b"?" + bytes(inner.get(bad))[1:])
+    simulation.run()
+    assert set(simulation.results().values()) == {fault_free(toys)}
+
+
+def test_a_snapshot_that_cannot_be_read_gives_way_to_the_one_before() -> None:
+    clock, inner = FakeClock(), MemoryStore()
+    toy = Toy(0, 1, clock, rounds=12, snapshot_every=5)
+    simulation = Simulation(clock)
+    simulation.start("r0", toy.train(), inner)
+    simulation.run()
+    final = simulation.results()["r0"]
+    for key in inner.list(KEYS.blobs_prefix()):
+        if KEYS.parse_blob(key)[0] == 10:
+            inner.put(key, b"gone")
+    again = toy.again(attempt=1)
+    simulation.start("r0", again.train(), inner)
+    simulation.run()
+    assert simulation.results()["r0"] == final
+    assert len(again.history) == 12 - 5, "from the snapshot of round 5"
 
 
 def test_damage_nobody_can_heal_is_an_error_that_names_the_rank() -> None:

@@ -11,7 +11,7 @@ from atoll.rounds.chunks import mean_header, open_chunk, seal_chunk, update_head
 from atoll.rounds.layout import Grid, Layout
 from atoll.rounds.offers import Offer
 from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Rejection, Snapshot
-from atoll.rounds.seal import ALIGNMENT, MAX_HEADER_BYTES, open_frame, open_record, seal_frame, seal_record
+from atoll.rounds.seal import ALIGNMENT, MAX_HEADER_BYTES, checksum, open_frame, open_record, seal_frame, seal_record
 
 LAYOUT = Layout.of([("w", [2000], "float32")])
 GRID = Grid(2000, 1024)
@@ -148,3 +148,12 @@ def test_a_commit_that_names_a_rank_twice_or_out_of_order_is_refused() -> None:
     for contributions in ((), (one, one), (two, one)):
         with pytest.raises(CorruptUpdate):
             Commit("run", 0, 0, "p", "", "whole", contributions)
+
+
+def test_a_sound_chunk_that_is_not_the_announced_one_is_refused() -> None:
+    header = update_header(OFFER, GRID, 0)
+    sealed = joined(seal_chunk(header, [VALUES.data.cast("B")]))
+    open_chunk(sealed, header, wanted=checksum(VALUES.data.cast("B")))
+    with pytest.raises(CorruptUpdate, match="announced") as caught:
+        open_chunk(sealed, header, wanted="0" * 16)
+    assert (caught.value.rank, caught.value.check) == (2, "digest")

@@ -16,6 +16,7 @@ from atoll.rounds.layout import Grid
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
+from atoll.rounds.publish import mend_offer
 from atoll.rounds.records import Commit, Contribution, LeftBehind
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
 from atoll.rounds.seal import checksum
@@ -79,6 +80,8 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
             work.sink.write(work.grid.span(chunk)[0], values)
             return
         if waited_s >= patience_s:
+            if work.own is not None:
+                yield from mend_offer(member, work.own)
             try:
                 yield from _reduce(work, chunk, is_published=True)
                 return
@@ -137,7 +140,9 @@ def _reduce(work: Averaging, chunk: int, *, is_published: bool) -> Steps[None]:
 
 def _contribution(work: Averaging, named: Contribution, chunk: int) -> Steps[F32]:
     """One rank's values of a chunk, checked against what the commit names."""
-    offer = work.offers[named.rank]
+    offer = work.offers.get(named.rank)
+    if offer is None:
+        offer = work.offers[named.rank] = yield from _fetch_offer(work, named)
     if offer is work.own and work.source is not None:
         payload = _joined(codec(offer.codec).encode(work.source.read(*work.grid.span(chunk))))
         if checksum(payload) == offer.chunks[chunk]:  # else the caller changed it since it was published
@@ -164,8 +169,17 @@ def _fetch_offers(work: Averaging) -> Steps[None]:
     else:
         work.own = None
     wanted = [c for c in work.commit.contributions if not _is_it(work.offers.get(c.rank), c)]
-    found: list[Offer] = yield Gather([_fetch_offer(work, c) for c in wanted], work.member.tuning.connections)
-    work.offers |= {offer.rank: offer for offer in found}
+    found: list[Offer | None] = yield Gather([_try_offer(work, c) for c in wanted], work.member.tuning.connections)
+    work.offers |= {offer.rank: offer for offer in found if offer is not None}
+
+
+def _try_offer(work: Averaging, named: Contribution) -> Steps[Offer | None]:
+    """An offer, or None when it cannot be read: the means may still come from those who could."""
+    try:
+        return (yield from _fetch_offer(work, named))
+    except CorruptUpdate:
+        work.offers.pop(named.rank, None)
+        return None
 
 
 def _fetch_offer(work: Averaging, named: Contribution) -> Steps[Offer]:
