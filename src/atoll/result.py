@@ -116,7 +116,8 @@ def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> Replica
             status.rank, status.attempt, status.state, status.reason, status.message, status.exit_code, host=status.host
         )
     exit_code = outcome.exit_code if status.exit_code is None else status.exit_code
-    if status.state is outcome.state:
+    # A replica that is asked to stop does not know why; only who asked knows that its time was up.
+    if status.state is outcome.state and status.reason is not Reason.TIMEOUT:
         return replace(outcome, exit_code=exit_code)
     message = status.message or outcome.message
     return replace(outcome, state=status.state, reason=status.reason, message=message, exit_code=exit_code)

@@ -148,6 +148,8 @@ class LifeClauses:
             status = over(bench, run)
             assert {(r.state, r.reason) for r in status.replicas} == {(ReplicaState.FAILED, Reason.TIMEOUT)}, status
             assert not bench.running(run.id), "something runs past its time limit"
+            reasons = [outcome.reason for outcome in run.result().outcomes]
+            assert reasons == [Reason.TIMEOUT] * 2, "the result gives another reason than the backend"
 
     def test_e12_nor_does_it_help_not_to_listen(self, bench: Bench) -> None:
         with launched(bench, "hold", args={"stubborn": True}, timeout_s=bench.limit_s, grace_s=0.2) as run:
