@@ -114,7 +114,7 @@ class Task:
 
     def _start(self, mark: str) -> subprocess.Popen[bytes]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "REPLICA_"))}
-        environment = {**clean, **self._environment, "ATOLL_ATTEMPT": str(self._attempt), _MARK: mark}
+        environment = {**clean, **self._environment, _MARK: mark, "TMPDIR": str(self._folder)}
         path = self._log_path()
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as log:
