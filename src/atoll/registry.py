@@ -23,6 +23,7 @@ class Row(NamedTuple):
 
 EXECUTORS: dict[str, Row] = {
     "local": Row("atoll.executors.local.executor:LocalExecutor"),
+    "sagemaker": Row("atoll.executors.sagemaker.executor:SageMakerTrainingExecutor", "sagemaker"),
 }
 
 STORES: dict[str, Row] = {

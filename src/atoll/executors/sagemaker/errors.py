@@ -1,0 +1,158 @@
+"""Pure: what AWS says, in our errors. One table; the service's own exception stays the cause.
+
+Not found, and not to be stopped, are told by code *and* message: SageMaker answers both with the ValidationException
+that a malformed request gets.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from atoll.errors import (
+    AtollError,
+    AuthError,
+    BackendError,
+    BackendUnavailable,
+    CapacityError,
+    ConfigError,
+    RunNotFound,
+)
+
+EXECUTOR = "sagemaker"
+STALE = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+"""Credentials that were good once; fresh ones may be."""
+_SKEWED = frozenset({"RequestTimeTooSkewed", "RequestExpired", "InvalidSignatureException"})
+_AUTH = STALE | {
+    "AccessDenied",
+    "AccessDeniedException",
+    "AuthFailure",
+    "IncompleteSignature",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "NotAuthorized",
+    "OptInRequired",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+    "UnauthorizedException",
+    "UnauthorizedOperation",
+    "UnrecognizedClientException",
+}
+_PASSING = frozenset(
+    {
+        "InternalFailure",
+        "InternalServerError",
+        "InternalServerException",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ServiceUnavailable",
+        "ServiceUnavailableException",
+        "SlowDown",
+    }
+)
+_THROTTLED = frozenset(
+    {
+        "LimitExceededException",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+    }
+)
+_FULL = frozenset({"ResourceLimitExceeded", "ServiceQuotaExceededException"})
+_MISSING = frozenset({"404", "ResourceNotFound", "ResourceNotFoundException", "NoSuchBucket"})
+_NOT_FOUND = re.compile(r"requested resource not found|could not find (requested )?(job|resource)", re.I)
+_IN_STATUS = re.compile(r"in status \W?(Completed|Failed|Stopped|Stopping|Deleting)\b")
+_NO_CREDENTIALS = ("Credential", "Token", "Auth", "SSO", "LoginError", "ProfileNotFound")
+_NO_ANSWER = ("HTTPClientError", "ConnectionError", "ResponseParserError", "IncompleteReadError", "ReadTimeoutError")
+
+
+def code_of(exc: BaseException | None) -> str:
+    """The service's word for what is wrong; empty if it did not answer."""
+    return str(_error(exc).get("Code", ""))
+
+
+def translated(exc: Exception, what: str, operation: str) -> AtollError:
+    """Our error for an exception of botocore. Raise it `from exc`."""
+    kind, hint = _kind(exc), _hint(exc)
+    if issubclass(kind, BackendError):
+        return kind(f"{what}: {exc}", executor=EXECUTOR, operation=operation, hint=hint)
+    return kind(f"{what}: {exc}", hint=hint)
+
+
+def is_taken(error: BackendError) -> bool:
+    """Whether the name of a job is in use."""
+    return code_of(error.__cause__) == "ResourceInUse"
+
+
+def is_over_already(error: BackendError) -> bool:
+    """Whether a stop was refused because there is nothing left to stop."""
+    found = _error(error.__cause__)
+    return found.get("Code") == "ValidationException" and bool(_IN_STATUS.search(str(found.get("Message", ""))))
+
+
+def is_throttled(error: BackendError) -> bool:
+    """Whether a call was turned away at the door, and so had no effect."""
+    return code_of(error.__cause__) in _THROTTLED
+
+
+def is_stale(exc: Exception) -> bool:
+    """Whether fresh credentials may help."""
+    return code_of(exc) in STALE
+
+
+def _kind(exc: Exception) -> type[AtollError]:
+    found = _error(exc)
+    if not found:
+        return _kind_without_answer(exc)
+    code, status = str(found.get("Code", "")), _http_status(exc)
+    if code in _FULL:
+        return CapacityError
+    if code in _MISSING or (code == "ValidationException" and _NOT_FOUND.search(str(found.get("Message", "")))):
+        return RunNotFound
+    if code in _THROTTLED or code in _PASSING or status == 429 or status >= 500:
+        return BackendUnavailable
+    if code in _AUTH or status in (401, 403):
+        return AuthError
+    return BackendError
+
+
+def _kind_without_answer(exc: Exception) -> type[AtollError]:
+    names = [each.__name__ for each in type(exc).__mro__]
+    if "NoRegionError" in names or "InvalidRegionError" in names:
+        return ConfigError
+    if any(name in _NO_ANSWER for name in names):
+        return BackendUnavailable
+    if any(word in names[0] for word in _NO_CREDENTIALS):
+        return AuthError
+    return BackendError
+
+
+def _hint(exc: Exception) -> str | None:
+    code, words = code_of(exc), str(exc)
+    if code in _SKEWED and ("expired" in words.lower() or "skew" in words.lower() or "current" in words):
+        return "is the clock of this machine right? AWS takes a difference of five minutes"
+    if code in STALE:
+        return "your credentials have expired: log in again (`aws sso login`, or new keys), then repeat this"
+    if code.startswith("AccessDenied"):
+        return "docs/sagemaker.md has the policy that a launcher needs"
+    if code in _FULL:
+        return "ask for more in Service Quotas (`… for training job usage`), or choose another instance type"
+    if code in _THROTTLED:
+        return "AWS turns away more calls than its limit; it works again in a while"
+    if not code and _kind(exc) is AuthError:
+        return "no usable AWS credentials here: set AWS_PROFILE, log in, or set keys"
+    return None
+
+
+def _error(exc: BaseException | None) -> dict[str, Any]:
+    response = getattr(exc, "response", None)
+    return dict(response.get("Error", {})) if isinstance(response, dict) else {}
+
+
+def _http_status(exc: Exception) -> int:
+    response: Any = getattr(exc, "response", {})
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -1,0 +1,136 @@
+"""SageMakerTrainingExecutor: each replica is a training job with one machine; they meet only in the store.
+
+A run is N jobs whose names begin with one label. The name is the idempotency key: SageMaker gives it out once, so a
+create that finds it taken either meets our own job (its launch token says so), and adopts it, or a conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.context import RUN_ID, STORE, RunContext
+from atoll.errors import RunNotFound, Unsupported
+from atoll.executors.base import Capabilities, Check, Plan
+from atoll.executors.sagemaker.doctor import checks
+from atoll.executors.sagemaker.errors import EXECUTOR
+from atoll.executors.sagemaker.gateway import Gateway
+from atoll.executors.sagemaker.jobs import Jobs
+from atoll.executors.sagemaker.launch import Launch
+from atoll.executors.sagemaker.logs import JobLog, followed
+from atoll.executors.sagemaker.request import CAPABILITIES, job_name, training_request
+from atoll.executors.sagemaker.settings import JobSettings
+from atoll.executors.sagemaker.status import is_over, replica_status
+from atoll.handle import RunHandle
+from atoll.spec import Placement
+from atoll.status import RunStatus
+
+
+class SageMakerTrainingExecutor:
+    """Runs replicas as SageMaker training jobs. `job` takes the fields of `JobSettings`."""
+
+    name: ClassVar[str] = EXECUTOR
+    capabilities: ClassVar[Capabilities] = CAPABILITIES
+
+    def __init__(
+        self,
+        *,
+        region: str | None = None,
+        sagemaker_client: Any = None,
+        logs_client: Any = None,
+        timeout_s: float = 30.0,
+        patience_s: float = 60.0,
+        stop_s: float = 900.0,
+        pause_s: float = 2.0,
+        log_lag_s: float = 10.0,
+        list_calls_per_s: float = 1.8,
+        calls_per_s: float = 8.0,
+        clock: Clock = SYSTEM_CLOCK,
+        **job: Any,
+    ) -> None:
+        self._settings = JobSettings(**job)
+        self._gateway = Gateway(
+            region=region,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            list_calls_per_s=list_calls_per_s,
+            calls_per_s=calls_per_s,
+            clock=clock,
+            clients={"sagemaker": sagemaker_client, "logs": logs_client},
+        )
+        self._jobs = Jobs(self._gateway, clock=clock, pause_s=pause_s, stop_s=stop_s)
+        self._clock, self._pause_s, self._log_lag_s = clock, pause_s, log_lag_s
+
+    def with_settings(self, **changes: Any) -> SageMakerTrainingExecutor:
+        """The same executor with other job settings."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _settings=replace(self._settings, **changes))
+        return other
+
+    def plan(self, context: RunContext, placement: Placement) -> Plan:
+        request, problems, notes = training_request(context, placement, self._settings, self._gateway.region)
+        if problems:
+            raise Unsupported(self.name, context.run_id, problems)
+        return Plan(self.name, context.run_id, placement.replicas, request, tuple(notes))
+
+    def submit(self, plan: Plan) -> RunHandle:
+        region, label = plan.request["region"], plan.request["label"]
+        Launch(self._jobs, self._gateway, plan).run()
+        return RunHandle(self.name, region, label, plan.replicas)
+
+    def status(self, handle: RunHandle) -> RunStatus:
+        found = self._jobs.look(handle.scope, handle.native_id, handle.replicas, explained=True)
+        return RunStatus(tuple(replica_status(rank, job) for rank, job in enumerate(found)))
+
+    def cancel(self, handle: RunHandle) -> None:
+        def look() -> list[dict[str, Any]]:
+            found = self._jobs.look(handle.scope, handle.native_id, handle.replicas)
+            return [job for job in found if job is not None]
+
+        if refused := self._jobs.stop_all(handle.scope, look):
+            error = next(iter(refused.values()))
+            if len(refused) > 1:
+                error.add_note(f"not stopped: {', '.join(refused)}")
+            raise error
+
+    def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
+        if not 0 <= rank < handle.replicas:
+            raise RunNotFound(f"run `{handle.native_id}` has no rank {rank}", executor=self.name, operation="logs")
+        job = job_name(handle.native_id, rank)
+        log = JobLog(self._gateway, job, region=handle.scope)
+        streams = log.streams()
+        if not streams and self._is_silent_for_good(handle, job):
+            raise RunNotFound(f"CloudWatch has no log of job `{job}`", executor=self.name, operation="logs")
+        if follow:
+            yield from self._followed(log, handle, job, tail)
+        else:
+            yield from log.new_lines(streams) if tail is None else log.last_lines(streams, tail)
+
+    def origin(self, handle: RunHandle) -> RunContext | None:
+        job = self._jobs.described(handle.scope, job_name(handle.native_id, 0))
+        variables = {} if job is None else job.get("Environment", {})
+        known = RUN_ID in variables and STORE in variables
+        return RunContext(variables[RUN_ID], variables[STORE]) if known else None
+
+    def diagnose(self) -> list[Check]:
+        return checks(self._gateway, self._settings)
+
+    def billable_seconds(self, handle: RunHandle) -> list[int | None]:
+        """What each rank was billed, where SageMaker says so yet. One call for each rank."""
+        names = (job_name(handle.native_id, rank) for rank in range(handle.replicas))
+        found = (self._jobs.described(handle.scope, name) for name in names)
+        return [None if job is None else job.get("BillableTimeInSeconds") for job in found]
+
+    def _is_silent_for_good(self, handle: RunHandle, job: str) -> bool:
+        """No stream, and none will come: the job is unknown, or over and has said nothing to CloudWatch."""
+        found = self._jobs.described(handle.scope, job)
+        return found is None or is_over(found)
+
+    def _followed(self, log: JobLog, handle: RunHandle, job: str, tail: int | None) -> Iterator[str]:
+        def over() -> bool:
+            found = self._jobs.described(handle.scope, job)
+            return found is None or is_over(found)
+
+        return followed(log, tail=tail, is_over=over, pause_s=self._pause_s, lag_s=self._log_lag_s, clock=self._clock)

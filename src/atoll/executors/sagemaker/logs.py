@@ -1,0 +1,110 @@
+"""A job's output in CloudWatch: one stream for each start of its container, merged by time.
+
+Streams are found by prefix in the order of their names: CloudWatch refuses a prefix together with the order of events.
+An empty page is not the end of a stream; the same token twice is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from atoll._time import Clock, Deadline
+from atoll.executors.sagemaker.gateway import Gateway
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+_PAGE = 10_000
+Event = tuple[int, str]
+"""A time in milliseconds, and what was written."""
+
+
+class JobLog:
+    """The output of one job. Remembers how far it was read."""
+
+    def __init__(self, gateway: Gateway, job: str, *, region: str | None) -> None:
+        self._gateway, self._job, self._region = gateway, job, region
+        self._read: dict[str, str] = {}
+        """Stream -> the token after what was read of it."""
+
+    def streams(self) -> list[str]:
+        """Names of the streams, oldest first. `RunNotFound` if not even the group of all training jobs is there."""
+        found: list[str] = []
+        more: dict[str, str] = {}
+        while True:
+            page = self._ask("describe_log_streams", logStreamNamePrefix=f"{self._job}/", **more)
+            found += [str(stream["logStreamName"]) for stream in page.get("logStreams", [])]
+            if not page.get("nextToken"):
+                return sorted(found)
+            more = {"nextToken": str(page["nextToken"])}
+
+    def new_lines(self, streams: Iterable[str]) -> list[str]:
+        """What was not read before, of all streams, in the order of time."""
+        return list(_lines(_merged(self._forward(stream) for stream in streams)))
+
+    def last_lines(self, streams: Iterable[str], count: int) -> list[str]:
+        """The last `count` lines, read from the end: a long log is not read to its beginning."""
+        lines = list(_lines(_merged(self._backward(stream, count) for stream in streams)))
+        return lines[len(lines) - min(count, len(lines)) :]
+
+    def _forward(self, stream: str) -> list[Event]:
+        events: list[Event] = []
+        while True:
+            token = self._read.get(stream)
+            more = {"nextToken": token} if token else {}
+            page = self._ask("get_log_events", logStreamName=stream, startFromHead=True, limit=_PAGE, **more)
+            events += _events(page)
+            self._read[stream] = str(page["nextForwardToken"])
+            if self._read[stream] == token:
+                return events
+
+    def _backward(self, stream: str, count: int) -> list[Event]:
+        pages: list[list[Event]] = []
+        token: str | None = None
+        while sum(map(len, pages)) < count:
+            more = {"nextToken": token} if token else {}
+            limit = min(_PAGE, max(1, count))
+            page = self._ask("get_log_events", logStreamName=stream, startFromHead=False, limit=limit, **more)
+            pages.append(_events(page))
+            if str(page["nextBackwardToken"]) == token:
+                break
+            token = str(page["nextBackwardToken"])
+        return list(chain.from_iterable(reversed(pages)))
+
+    def _ask(self, verb: str, **body: Any) -> dict[str, Any]:
+        what = f"log of `{self._job}`"
+        return self._gateway.ask("logs", verb, "logs", what, region=self._region, logGroupName=GROUP, **body)
+
+
+def followed(
+    log: JobLog, *, tail: int | None, is_over: Callable[[], bool], pause_s: float, lag_s: float, clock: Clock
+) -> Iterator[str]:
+    """Lines as they come, until the job has been over for `lag_s` and nothing new came: delivery takes a while."""
+    is_first = True
+    end: Deadline | None = None
+    while True:
+        over = is_over()  # before reading: what is written after this is read next time
+        lines = log.new_lines(log.streams())
+        if is_first and tail is not None:
+            lines = lines[len(lines) - min(tail, len(lines)) :]
+        is_first = False
+        yield from lines
+        if over and (end is None or lines):
+            end = Deadline(lag_s, clock)
+        elif end is not None and end.is_past:
+            return
+        clock.sleep(pause_s)
+
+
+def _merged(streams: Iterable[list[Event]]) -> Iterator[Event]:
+    return heapq.merge(*streams, key=lambda event: event[0])
+
+
+def _events(page: dict[str, Any]) -> list[Event]:
+    return [(int(event["timestamp"]), str(event["message"])) for event in page.get("events", [])]
+
+
+def _lines(events: Iterable[Event]) -> Iterator[str]:
+    for _, message in events:
+        yield from message.removesuffix("\n").split("\n")

@@ -1,0 +1,185 @@
+"""Pure: run and placement -> the bodies of CreateTrainingJob, one for each rank. Nothing here talks to anybody."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from atoll.context import RENDEZVOUS, STORE, RunContext, rank_environment
+from atoll.executors.base import Capabilities, check
+from atoll.executors.sagemaker.limits import limit_problems
+from atoll.executors.sagemaker.machines import Machine, chosen_machine, has_local_disks
+from atoll.executors.sagemaker.prices import price_notes
+from atoll.executors.sagemaker.settings import JobSettings
+from atoll.names import native_name
+from atoll.spec import Placement
+
+CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), max_restarts=0)
+ENTRYPOINT = ("python", "-m", "atoll.replica")
+GRACE, LAUNCH = "ATOLL_GRACE_S", "ATOLL_LAUNCH"
+"""Variables of ours that only this adapter sends: how long a replica may take to leave, and the launch token."""
+TOKEN_TAG = "atoll:launch"  # noqa: S105
+MOST_GRACE_S = 105.0
+"""SageMaker kills 120 s after it asked; the rest is for the replica's last words to reach the store."""
+_DEFAULT_WAIT_S = 3600
+_TOLD = (f"env.{STORE}:", f"env.{RENDEZVOUS}:")
+"""Limits that are told in the user's own words instead."""
+_UNTAGGABLE = re.compile(r"[^\w .:/=+\-@]")
+
+
+def training_request(
+    context: RunContext, placement: Placement, settings: JobSettings, region: str | None
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The request, every reason it cannot be done, and what a person should know first."""
+    problems = [*placement_problems(placement), *_context_problems(context, region)]
+    problems += settings.problems(has_image=placement.image is not None)
+    machine = chosen_machine(
+        placement.gpu, instance_type=settings.instance_type, cpu_instance_type=settings.cpu_instance_type
+    )
+    if isinstance(machine, str):
+        return {}, [*problems, machine], []
+    label = run_label(context)
+    jobs = [training_job(context, placement, settings, machine, rank) for rank in range(placement.replicas)]
+    unset = {f"{name}:" for name in ("role_arn", "output_s3_path", "image_uri")}
+    missing = {word for word in unset if any(problem.startswith(word) for problem in problems)}
+    for body in (jobs[0], jobs[-1]):
+        broken = (
+            p for p in limit_problems(body) if not p.startswith(_TOLD) and p.partition("=")[0] + ":" not in missing
+        )
+        problems += [problem for problem in broken if problem not in problems]
+    request = {"region": region, "label": label, "jobs": jobs}
+    return request, problems, list(_notes(context, placement, settings, machine))
+
+
+def placement_problems(placement: Placement) -> Iterator[str]:
+    """What of a placement no training job can do."""
+    for problem in check(placement, CAPABILITIES):
+        is_restart = problem.startswith("max_restarts")
+        yield f"{problem}; retry_attempts is for SageMaker's own errors" if is_restart else problem
+    sizes = {"cpus": placement.cpus, "memory_gib": placement.memory_gib}
+    for name, size in sizes.items():
+        if size is not None:
+            yield f"{name}={size:g}: a training job has all of its machine; choose instance_type or cpu_instance_type"
+    if placement.grace_s > MOST_GRACE_S:
+        yield f"grace_s={placement.grace_s:g}: SageMaker gives a container 120 s, so at most {MOST_GRACE_S:g} here"
+    yield from (f"env.{name}: this variable is set by Atoll" for name in (GRACE, LAUNCH) if name in placement.env)
+
+
+def run_label(context: RunContext) -> str:
+    """What the names of all jobs of a run begin with; no other run's do."""
+    return native_name(context.run_id, context.store_uri, reserve=6)
+
+
+def job_name(label: str, rank: int) -> str:
+    return f"{label}-{rank:05d}"
+
+
+def training_job(
+    context: RunContext, placement: Placement, settings: JobSettings, machine: Machine, rank: int
+) -> dict[str, Any]:
+    """The body of CreateTrainingJob for one rank. Its token is a digest of all the rest."""
+    name = job_name(run_label(context), rank)
+    body: dict[str, Any] = {
+        "TrainingJobName": name,
+        "AlgorithmSpecification": {
+            "TrainingImage": placement.image or settings.image_uri,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": list(ENTRYPOINT),
+        },
+        "RoleArn": settings.role_arn,
+        "OutputDataConfig": _given(S3OutputPath=settings.output_s3_path, KmsKeyId=settings.output_kms_key),
+        "ResourceConfig": _given(
+            InstanceType=machine.name,
+            InstanceCount=1,
+            VolumeSizeInGB=settings.volume_size_gb,
+            VolumeKmsKeyId=settings.volume_kms_key,
+            KeepAlivePeriodInSeconds=settings.keep_alive_s,
+        ),
+        "StoppingCondition": _stopping(placement, settings),
+        # Pinned: the container has to reach the store in every round.
+        "EnableNetworkIsolation": False,
+        "EnableManagedSpotTraining": settings.spot,
+        "Environment": {
+            **context.environment(placement.replicas),
+            **rank_environment(rank, placement.rank_env),
+            **placement.env,
+            GRACE: f"{placement.grace_s:g}",
+        },
+        "Tags": list(_tags(context, placement, settings, rank)),
+        **_optional(settings, name),
+    }
+    return _tokened(body)
+
+
+def launch_token(body: Mapping[str, Any]) -> str:
+    """What tells our own job from another of the same name."""
+    return str(body["Environment"][LAUNCH])
+
+
+def _stopping(placement: Placement, settings: JobSettings) -> dict[str, int]:
+    limit = math.ceil(placement.timeout_s)
+    wait = (settings.max_wait_s or limit + _DEFAULT_WAIT_S) if settings.spot else settings.max_wait_s
+    return _given(MaxRuntimeInSeconds=limit, MaxWaitTimeInSeconds=wait, MaxPendingTimeInSeconds=settings.max_pending_s)
+
+
+def _optional(settings: JobSettings, name: str) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    if settings.checkpoint_s3_uri:
+        where = f"{settings.checkpoint_s3_uri.rstrip('/')}/{name}"
+        parts["CheckpointConfig"] = {"S3Uri": where, "LocalPath": settings.checkpoint_local_path}
+    if settings.security_group_ids or settings.subnets:
+        groups, subnets = list(settings.security_group_ids), list(settings.subnets)
+        parts["VpcConfig"] = {"SecurityGroupIds": groups, "Subnets": subnets}
+    if settings.retry_attempts is not None:
+        parts["RetryStrategy"] = {"MaximumRetryAttempts": settings.retry_attempts}
+    return parts
+
+
+def _tags(context: RunContext, placement: Placement, settings: JobSettings, rank: int) -> Iterator[dict[str, str]]:
+    ours = {
+        "atoll:run": _UNTAGGABLE.sub("_", context.run_id),
+        "atoll:rank": str(rank),
+        "atoll:gpu": str(placement.gpu or "none"),
+    }
+    yield from ({"Key": key, "Value": value} for key, value in {**ours, **settings.tags}.items())
+
+
+def _tokened(body: dict[str, Any]) -> dict[str, Any]:
+    token = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
+    body["Environment"][LAUNCH] = token
+    body["Tags"].append({"Key": TOKEN_TAG, "Value": token})
+    return body
+
+
+def _context_problems(context: RunContext, region: str | None) -> Iterator[str]:
+    if not region:
+        yield "region: not set; set it here, or AWS_REGION, or `region` in ~/.aws/config"
+    if context.store_uri.startswith("memory:"):
+        yield f"store=`{context.store_uri}`: replicas are on other machines and cannot see this one's memory"
+    if len(context.store_uri) > 512:
+        yield f"store: an address of {len(context.store_uri)} characters; at most 512 reach a replica"
+
+
+def _notes(context: RunContext, placement: Placement, settings: JobSettings, machine: Machine) -> Iterator[str]:
+    yield from price_notes(
+        machine,
+        placement.gpu,
+        replicas=placement.replicas,
+        limit_s=placement.timeout_s,
+        spot=settings.spot,
+        own=settings.prices,
+    )
+    if settings.keep_alive_s:
+        yield f"warm pool: each machine is kept, and billed, up to {settings.keep_alive_s} s after its job"
+    if has_local_disks(machine.name):
+        yield f"{machine.name} has disks of its own: volume_size_gb={settings.volume_size_gb} means nothing there"
+    if context.store_uri.startswith("file:"):
+        yield f"warning: store=`{context.store_uri}`: SageMaker's machines see it only if these files are shared"
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,163 @@
+"""SageMakerExecutor: the replica protocol on Amazon SageMaker, one training job for each replica."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atoll.context import RANK
+from atoll.entry import Entry
+from atoll.errors import BackendError, ConfigError
+from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
+from atoll.executors.sagemaker.machines import INSTANCE_TYPE, MACHINES
+from atoll.handle import RunHandle
+from atoll.run import prepare
+from atoll.serverless.facade import Facade
+from atoll.serverless.protocol import ReplicaHandle
+
+_NEEDED = ("rendezvous_uri", "trainer_module", "trainer_fn")
+_TAKEN = (*_NEEDED, "trainer_kwargs", "rank_env")
+_CONTAINER = ("", "atoll.replica", "python -m atoll.replica")
+
+
+class SageMakerExecutor(Facade):
+    """Replicas are training jobs that meet in S3. The image has Atoll and the trainer in it."""
+
+    backend_name = "sagemaker"
+    supports_inter_replica_network = False
+
+    def __init__(
+        self,
+        *,
+        role_arn: str,
+        image_uri: str,
+        output_s3_path: str,
+        instance_type: str = "ml.g5.2xlarge",
+        cpu_instance_type: str = "ml.m5.xlarge",
+        volume_size_gb: int = 100,
+        run_id: str | None = None,
+        region: str | None = None,
+        sagemaker_client: Any = None,
+        logs_client: Any = None,
+    ) -> None:
+        jobs = SageMakerTrainingExecutor(
+            role_arn=role_arn,
+            image_uri=image_uri,
+            output_s3_path=output_s3_path,
+            instance_type=instance_type,
+            cpu_instance_type=cpu_instance_type,
+            volume_size_gb=volume_size_gb,
+            region=region,
+            sagemaker_client=sagemaker_client,
+            logs_client=logs_client,
+        )
+        self._take(jobs, run_id)
+
+    @classmethod
+    def over(cls, jobs: SageMakerTrainingExecutor, *, run_id: str | None = None) -> SageMakerExecutor:
+        """The protocol over an executor with any settings: spot, tags, subnets, …"""
+        made = cls.__new__(cls)
+        made._take(jobs, run_id)
+        return made
+
+    def _take(self, jobs: SageMakerTrainingExecutor, run_id: str | None) -> None:
+        self._jobs = jobs
+        super().__init__(jobs, store="", run_id=run_id)
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str | Callable[..., Any],
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        gpu: str | None = None,
+        timeout: float = 3600,
+    ) -> list[ReplicaHandle]:
+        """As the protocol says. The container runs `python -m atoll.replica`; what that calls is in `entrypoint_args`:
+        `rendezvous_uri`, `trainer_module`, `trainer_fn`, and where wanted `trainer_kwargs` and `rank_env`.
+        `gpu` is a name such as `A100` or `H100:8`, or an instance type such as `ml.p4d.24xlarge`.
+        """
+        args = _checked_args(entrypoint, entrypoint_args)
+        executor, asked = self._for_gpu(gpu)
+        draft = prepare(
+            f"{args['trainer_module']}:{args['trainer_fn']}",
+            on=executor,
+            store=args["rendezvous_uri"],
+            args=args.get("trainer_kwargs") or {},
+            run_id=self._run_id,
+            replicas=n_replicas,
+            gpu=asked,
+            timeout_s=timeout,
+            rank_env=args.get("rank_env", RANK),
+        )
+        for note in draft.plan.notes:
+            if note.startswith("warning: gpu="):
+                warnings.warn(note.removeprefix("warning: "), stacklevel=2)
+        run = draft.submit()
+        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri}
+        jobs = [str(job["TrainingJobName"]) for job in draft.plan.request["jobs"]]
+        return [
+            ReplicaHandle(rank, self.backend_name, {**metadata, "training_job_name": jobs[rank]})
+            for rank in range(n_replicas)
+        ]
+
+    def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """As the protocol says, with `training_job_name` and, where SageMaker tells it, `billable_seconds`."""
+        rows = super().collect(handles, timeout=timeout)
+        billed = {run: self._billed(run) for run in {str(row["run"]) for row in rows}}
+        names = [handle.metadata.get("training_job_name") for handle in handles]
+        return [
+            {**row, "training_job_name": name, "billable_seconds": billed[str(row["run"])][row["rank"]]}
+            for row, name in zip(rows, names, strict=True)
+        ]
+
+    def _billed(self, run: str) -> list[int | None]:
+        handle = RunHandle.parse(run)
+        try:
+            return self._jobs.billable_seconds(handle)
+        except BackendError:  # the results are there; nobody should lose them for the bill
+            return [None] * handle.replicas
+
+    def _for_gpu(self, gpu: str | None) -> tuple[SageMakerTrainingExecutor, str | None]:
+        """An instance type given as a GPU is used as it is; names of GPUs are the executor's own business."""
+        if gpu is None or not INSTANCE_TYPE.match(gpu):
+            return self._jobs, gpu
+        if gpu in MACHINES:
+            return self._jobs.with_settings(instance_type=gpu), f"any:{MACHINES[gpu].gpus}"
+        return self._jobs.with_settings(cpu_instance_type=gpu), None
+
+
+def _checked_args(entrypoint: str | Callable[..., Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments, if nothing is missing and nothing would be dropped."""
+    args = dict(given or {})
+    problems = [f"`{name}` is missing" for name in _NEEDED if not args.get(name)]
+    problems += [f"`{name}` is not known; pass it in `trainer_kwargs`" for name in args if name not in _TAKEN]
+    if not isinstance(args.get("trainer_kwargs") or {}, Mapping):
+        problems.append("`trainer_kwargs` is a mapping of names to JSON values")
+    named = _function_of(entrypoint)
+    trainer = f"{args.get('trainer_module')}:{args.get('trainer_fn')}"
+    if not problems and named is not None and named != trainer:
+        problems.append(f"entrypoint `{named}` is not `{trainer}`; which one is it?")
+    if problems:
+        raise ConfigError(
+            f"entrypoint_args of SageMakerExecutor: {'; '.join(problems)}",
+            hint="pass {'rendezvous_uri': 's3://bucket/exp', 'trainer_module': 'train', 'trainer_fn': 'main', "
+            "'trainer_kwargs': {...}}",
+        )
+    return args
+
+
+def _function_of(entrypoint: str | Callable[..., Any]) -> str | None:
+    """The function that `entrypoint` names; None if it only stands for the container's own command."""
+    if callable(entrypoint):
+        try:
+            return str(Entry.of(entrypoint))
+        except ValueError as exc:
+            raise ConfigError(f"SageMaker runs what its image has, and not this callable: {exc}") from exc
+    if entrypoint in _CONTAINER or ("." not in entrypoint and ":" not in entrypoint):
+        return None
+    if ":" in entrypoint:
+        return entrypoint
+    module, _, function = entrypoint.rpartition(".")
+    return f"{module}:{function}"

@@ -1,0 +1,141 @@
+"""The service in memory: training-job operations on plain dictionaries, with names that stay taken."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from threading import Event, Lock, Thread
+from typing import Any
+
+from services.sagemaker.faults import Refusal
+from services.sagemaker.job import Job, Sink, Tempo
+from services.sagemaker.validation import message, problems
+
+ACCOUNT = "123456789012"
+
+
+class Engine:
+    """Jobs of one account and region. `close` ends whatever runs."""
+
+    def __init__(self, sink: Sink, *, region: str, tempo: Tempo | None = None) -> None:
+        self.admits = Event()
+        """While clear, jobs wait for a machine."""
+        self.admits.set()
+        self.unseen_looks = {"DescribeTrainingJob": 0, "ListTrainingJobs": 0}
+        """How many looks a new job is hidden from: eventual consistency, counted and not timed."""
+        self.quota: int | None = None
+        self.shows_environment = True
+        self.jobs: dict[str, Job] = {}
+        self.tempo = tempo or Tempo()
+        self._sink, self._region = sink, region
+        self._threads: list[Thread] = []
+        self._lock = Lock()
+
+    def answer(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One call. Refused like the service if the request breaks its model."""
+        if found := problems(operation, request):
+            raise Refusal("ValidationException", message(found))
+        handler = getattr(self, f"_{operation}", None)
+        if handler is None:
+            raise Refusal("UnknownOperationException", f"{operation} is not modelled")
+        return dict(handler(request))
+
+    def forget(self, label: str) -> None:
+        """Lose every trace of the jobs whose names begin so."""
+        with self._lock:
+            self.jobs = {name: job for name, job in self.jobs.items() if not name.startswith(label)}
+
+    def close(self) -> None:
+        self.admits.set()
+        for job in list(self.jobs.values()):
+            job.kill()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self.jobs.clear()
+
+    # ── the operations, by AWS's names ──────────────────────────────────────────────────────────────────────────
+
+    def _CreateTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = str(request["TrainingJobName"])
+        arn = f"arn:aws:sagemaker:{self._region}:{ACCOUNT}:training-job/{name}"
+        with self._lock:
+            if name in self.jobs:
+                text = "Training job names must be unique within an AWS account and region, and a training job with "
+                raise Refusal("ResourceInUse", f"{text}this name already exists ({arn})")
+            if self.quota is not None and sum(not job.is_over for job in self.jobs.values()) >= self.quota:
+                kind = request["ResourceConfig"]["InstanceType"]
+                text = f"The account-level service limit '{kind} for training job usage' is {self.quota} Instances"
+                raise Refusal("ResourceLimitExceeded", text)
+            job = self.jobs[name] = Job(request, arn, self._sink, self.tempo)
+            job.unseen = dict(self.unseen_looks)
+        thread = Thread(target=job.run, args=(self.admits,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return {"TrainingJobArn": arn}
+
+    def _DescribeTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        found = self._job(request, "DescribeTrainingJob").describe()
+        return found if self.shows_environment else {k: v for k, v in found.items() if k != "Environment"}
+
+    def _ListTrainingJobs(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            jobs = [job for job in self.jobs.values() if request.get("NameContains", "") in job.name]
+        jobs = [job for job in jobs if self._is_seen(job, "ListTrainingJobs")]
+        if wanted := request.get("StatusEquals"):
+            jobs = [job for job in jobs if job.status == wanted]
+        jobs.sort(key=lambda job: job.name if request.get("SortBy") == "Name" else job.created_at)
+        if request.get("SortOrder", "Descending") == "Descending":
+            jobs.reverse()
+        start, size = int(request.get("NextToken") or 0), int(request.get("MaxResults", 10))
+        more = {"NextToken": str(start + size)} if start + size < len(jobs) else {}
+        return {"TrainingJobSummaries": [job.summary() for job in jobs[start : start + size]], **more}
+
+    def _StopTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job = self._job(request)
+        with self._lock:
+            if job.status != "InProgress":
+                text = f"The request was rejected because the training job is in status {job.status}."
+                raise Refusal("ValidationException", text)
+            job.stop()
+        return {}
+
+    def _DeleteTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job = self._job(request)
+        if not job.is_over:
+            raise Refusal("ValidationException", f"The training job is in status {job.status} and cannot be deleted.")
+        with self._lock:
+            del self.jobs[job.name]
+        return {}
+
+    def _ListTags(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Tags": [{"Key": key, "Value": value} for key, value in self._by_arn(request).tags.items()]}
+
+    def _AddTags(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        job = self._by_arn(request)
+        job.tags |= {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+        return {"Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()]}
+
+    def _by_arn(self, request: Mapping[str, Any]) -> Job:
+        return self._job({"TrainingJobName": request["ResourceArn"].rpartition("/")[2]})
+
+    def _job(self, request: Mapping[str, Any], look: str | None = None) -> Job:
+        with self._lock:
+            job = self.jobs.get(str(request["TrainingJobName"]))
+        if job is None or (look is not None and not self._is_seen(job, look)):
+            raise Refusal("ValidationException", "Requested resource not found.")
+        return job
+
+    @staticmethod
+    def _is_seen(job: Job, look: str) -> bool:
+        job.unseen[look] -= 1
+        return job.unseen[look] < 0
+
+
+def from_wire(body: bytes) -> dict[str, Any]:
+    return dict(json.loads(body or b"{}"))
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
