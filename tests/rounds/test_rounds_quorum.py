@@ -142,6 +142,17 @@ def test_an_unfit_update_is_left_out_with_an_event_and_training_goes_on(spoil, r
     assert {(event["round"], event["rank"], event["check"]) for event in told} == {(round_no, 1, check)}
 
 
+def test_a_round_without_any_fit_update_says_why() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 2, clock, spoil=nan_in_round_one) for rank in range(2)]
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run()
+    for task in simulation.tasks.values():
+        assert isinstance(task.error, QuorumLost)
+        assert "rank 0 failed the check `finite`" in str(task.error)
+
+
 def test_an_unfit_update_stops_the_run_when_the_policy_says_so() -> None:
     from dataclasses import replace
 

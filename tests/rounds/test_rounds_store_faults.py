@@ -10,6 +10,7 @@ from rounds_toy import Toy, fault_free
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.keys import RoundKeys
+from atoll.rounds.ops import Get
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 
@@ -112,6 +113,23 @@ def test_an_offer_that_went_bad_in_the_store_is_written_again_by_its_owner() -> 
     bad = KEYS.offer(1, 2, 0)
     simulation.run(until=lambda: bad in list(inner.list(bad)))
     inner.put(bad, b"?" + bytes(inner.get(bad))[1:])
+    simulation.run()
+    assert set(simulation.results().values()) == {fault_free(toys)}
+
+
+def test_offers_that_went_bad_before_anyone_read_them_are_written_again() -> None:
+    toys = trio()
+    inner = MemoryStore()
+    simulation = Simulation(toys[0].clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), inner)
+    looks = KEYS.offers_prefix(1)
+    simulation.before = lambda _, __, op: "pause" if isinstance(op, Get) and op.key.startswith(looks) else None
+    simulation.run()
+    assert len(simulation.paused) == 3
+    for rank in (1, 2):
+        inner.put(KEYS.offer(1, rank, 0), b"gone")
+    simulation.before, simulation.paused = None, set()
     simulation.run()
     assert set(simulation.results().values()) == {fault_free(toys)}
 

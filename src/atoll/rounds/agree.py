@@ -167,7 +167,8 @@ def _given_up(watch: Watch, reason: str, missing: tuple[int, ...]) -> RoundError
         first = watch.rejected[min(watch.rejected)]
         message = f"round {watch.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
         return CorruptUpdate(message, round_no=watch.round_no, rank=first.rank, check=first.check)
+    refused = [f"; rank {r.rank} failed the check `{r.check}`: {r.detail}" for r in watch.rejected.values()]
     unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in watch.unreadable.items()]
-    message = f"round {watch.round_no} has no quorum: {reason}" + "".join(unreadable)
+    message = f"round {watch.round_no} has no quorum: {reason}" + "".join([*refused, *unreadable])
     hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
     return QuorumLost(message, round_no=watch.round_no, missing=missing, hint=hint)

@@ -6,7 +6,6 @@ everything a replica computes with is written once under a name that says what i
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -265,43 +264,6 @@ class RoundKeys:
         if not (key.startswith(prefix) and key.endswith(suffix) and middle.isascii() and middle.isdecimal()):
             raise BadKey(key, f"not `{prefix}…{suffix}`")
         return int(middle)
-
-
-@dataclass(frozen=True)
-class MeanKeys:
-    """The names under which ranks average arrays, outside any run. A session keeps two uses of a label apart."""
-
-    label: str
-
-    @property
-    def prefix(self) -> str:
-        return f"means/{run_part(self.label)}/"
-
-    def session(self) -> str:
-        """The session that rank 0 offers; rewritten by each new one."""
-        return f"{self.prefix}session.json"
-
-    def session_prefix(self, session: str) -> str:
-        return f"{self.prefix}{_checked_digest(session)}/"
-
-    def joined(self, session: str, rank: int) -> str:
-        """Which process plays a rank in a session; created once."""
-        return f"{self.session_prefix(session)}joined/{number(rank, 5)}.json"
-
-    def opened(self, session: str) -> str:
-        """Every rank is here, and who they are; created once."""
-        return f"{self.session_prefix(session)}opened.json"
-
-    def call_prefix(self, session: str, name: str, turn: int) -> str:
-        """Everything of the `turn`-th averaging under a name."""
-        hashed = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return f"{self.session_prefix(session)}{hashed}.{number(turn, 8)}/"
-
-    def part(self, session: str, name: str, turn: int, rank: int, chunk: int) -> str:
-        return f"{self.call_prefix(session, name, turn)}part/{number(rank, 5)}/{number(chunk, 6)}"
-
-    def mean(self, session: str, name: str, turn: int, chunk: int) -> str:
-        return f"{self.call_prefix(session, name, turn)}mean/{number(chunk, 6)}"
 
 
 def number(value: int, width: int = 1) -> str:
