@@ -24,7 +24,10 @@ RENDEZVOUS = "RENDEZVOUS_URI"
 LABEL = "ATOLL_LABEL"
 """Marks every process of a run, so that strays are found without our own records."""
 
-RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LABEL)
+TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
+"""The limits a container keeps by itself, besides whatever its service does."""
+
+RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LABEL, TIMEOUT, GRACE)
 
 
 @dataclass(frozen=True)

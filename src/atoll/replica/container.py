@@ -21,13 +21,23 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from atoll.context import ATTEMPT, LABEL, RANK, RENDEZVOUS, RUN_ID, STORE, WORLD_SIZE, ReplicaContext
+from atoll.context import (
+    ATTEMPT,
+    GRACE,
+    LABEL,
+    RANK,
+    RENDEZVOUS,
+    RUN_ID,
+    STORE,
+    TIMEOUT,
+    WORLD_SIZE,
+    ReplicaContext,
+)
 from atoll.errors import AtollError, ConfigError, KeyExists
 from atoll.replica.spool import Spool, write_json
 from atoll.rounds.keys import RunKeys
 from atoll.spec import DAY_S, Code, RunSpec
 
-TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
 _RANK_VARIABLES = (RANK, "JOB_COMPLETION_INDEX", "RANK")
 
 
