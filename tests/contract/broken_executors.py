@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
-from atoll.context import RunContext
+from atoll.context import GRACE, RunContext
 from atoll.errors import BackendError, RunNotFound, Unsupported
 from atoll.executors.base import Plan
 from atoll.executors.local.executor import LocalExecutor
 from atoll.handle import RunHandle
 from atoll.names import native_name
 from atoll.registry import open_store
-from atoll.replica.container import GRACE
 from atoll.rounds.keys import RunKeys
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus

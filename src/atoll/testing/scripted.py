@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
-from atoll.context import RunContext, rank_environment
+from atoll.context import GRACE, RunContext, rank_environment
 from atoll.errors import (
     AtollError,
     AuthError,
@@ -32,7 +32,6 @@ from atoll.errors import (
 from atoll.executors.base import Capabilities, Plan, check
 from atoll.handle import RunHandle
 from atoll.names import native_name
-from atoll.replica.container import GRACE
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
