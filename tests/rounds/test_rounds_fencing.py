@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rounds_simulator import Simulation
 from rounds_toy import Toy, commits, fault_free
 
-from atoll.errors import Fenced
+from atoll.errors import Conflict, Fenced
 from atoll.rounds.keys import RoundKeys
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
@@ -45,7 +45,7 @@ def test_a_zombie_that_would_publish_is_told_before_it_writes() -> None:
     old, new = Toy(0, 1, clock), Toy(0, 1, clock, attempt=1, rounds=0)
     simulation = Simulation(clock)
     simulation.start("old", old.train(), store)
-    joined = RoundKeys("toy").agreement()
+    joined = RoundKeys("toy").claim(0, 0)
     simulation.run(until=lambda: joined in list(store.list(joined)))
     simulation.paused.add("old")
     simulation.start("new", new.train(), store)
@@ -83,6 +83,18 @@ def test_an_offer_written_after_its_process_was_replaced_is_not_committed() -> N
     assert set(simulation.results().values()) == {fault_free(toys)}
     assert [c.incarnation for c in commits(store)[1].contributions] == [0, 1, 0]
     assert [c.slot for c in commits(store)[1].contributions] == [0, 1, 0]
+
+
+def test_a_process_that_was_built_differently_does_not_fence_the_right_one() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    simulation = Simulation(clock)
+    right = Toy(0, 1, clock, rounds=3)
+    simulation.start("right", right.train(), store)
+    simulation.run(until=lambda: len(right.history) == 1)
+    simulation.start("wrong", Toy(0, 1, clock, size=99, attempt=5).train(), store)
+    simulation.run()
+    assert isinstance(simulation.tasks.pop("wrong").error, Conflict)
+    assert set(simulation.results().values()) == {fault_free([right])}
 
 
 def test_an_older_attempt_that_starts_late_is_refused() -> None:

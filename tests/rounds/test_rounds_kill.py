@@ -38,7 +38,8 @@ def requests_of(victim: str, toys: list[Toy]) -> int:
 
 def toys_for(count: int, **options: object) -> list[Toy]:
     clock = FakeClock()
-    return [Toy(rank, count, clock, rounds=2, snapshot_every=1, is_retiring=True, **options) for rank in range(count)]
+    options = {"rounds": 2, "snapshot_every": 1, "is_retiring": True, **options}
+    return [Toy(rank, count, clock, seed=-rank, **options) for rank in range(count)]  # whoever starts, the same start
 
 
 @pytest.mark.parametrize("victim", ["r0", "r1"])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import BadKey, InternalError
 from atoll.names import run_id_problem
-from atoll.rounds.keys import LogChunk, RankAttempt, RunKeys, bundle, index_key, index_prefix
+from atoll.rounds.keys import LogChunk, RankAttempt, RoundKeys, RunKeys, bundle, index_key, index_prefix
 from atoll.stores.base import check_key
 
 KEYS = RunKeys("exp-1")
@@ -78,3 +78,41 @@ def test_a_run_id_that_is_not_valid_makes_no_name(bad: str) -> None:
 def test_only_hex_digests_make_names(bad: str) -> None:
     with pytest.raises(InternalError):
         bundle(bad)
+
+
+ROUNDS = RoundKeys("exp-1")
+
+
+@given(whole, whole, whole)
+def test_round_names_parse_back(round_no: int, rank: int, other: int) -> None:
+    assert ROUNDS.parse_commit(ROUNDS.commit(round_no)) == round_no
+    assert ROUNDS.parse_snapshot(ROUNDS.snapshot(round_no)) == round_no
+    assert ROUNDS.parse_offer(ROUNDS.offer(round_no, rank, other)) == (round_no, rank, other)
+    assert ROUNDS.parse_claim(ROUNDS.claim(rank, other)) == (rank, other, False)
+    assert ROUNDS.parse_claim(ROUNDS.departure(rank, other)) == (rank, other, True)
+    assert ROUNDS.parse_blob(ROUNDS.blob(round_no, "ab" * 16, other)) == (round_no, "ab" * 16)
+    assert KEYS.parse_checkpoint(KEYS.checkpoint(rank, round_no)) == (rank, round_no)
+
+
+def test_every_round_name_is_a_valid_key_of_its_run_and_none_equals_another() -> None:
+    names = [
+        ROUNDS.agreement(), ROUNDS.claim(1, 2), ROUNDS.departure(1, 2), ROUNDS.offer(1, 2, 3), ROUNDS.commit(1),
+        ROUNDS.update(1, 2, 3, 4), ROUNDS.mean(1, 2), ROUNDS.snapshot(1), ROUNDS.blob(1, "ab" * 16, 2), ROUNDS.ack(1),
+        ROUNDS.events(1, 2, 3),
+    ]  # fmt: skip
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert check_key(name).startswith(ROUNDS.prefix)
+
+
+def test_what_belongs_to_a_round_lies_under_it_and_records_do_not() -> None:
+    under = ROUNDS.round_prefix(7)
+    assert ROUNDS.offer(7, 0, 0).startswith(ROUNDS.offers_prefix(7))
+    assert all(key.startswith(under) for key in (ROUNDS.offer(7, 0, 0), ROUNDS.update(7, 0, 0, 0), ROUNDS.mean(7, 0)))
+    assert not ROUNDS.commit(7).startswith(ROUNDS.rounds_prefix())
+
+
+@pytest.mark.parametrize("stray", ["commits/x.json", "commits/1.txt", "other/1.json", "commits/\u0661.json"])
+def test_a_stray_object_is_not_taken_for_a_commit(stray: str) -> None:
+    with pytest.raises(BadKey):
+        ROUNDS.parse_commit(ROUNDS.prefix + stray)

@@ -95,9 +95,10 @@ class RoundProtocol:
         return self._member
 
     def join(self, initial: Sequence[Buffer]) -> Steps[list[Buffer]]:
-        """Claim the rank and agree on everything; the initial weights that stand come back."""
-        claim = yield from claims.take_rank(self.io, self._keys, self._rank, self._attempt, self._token)
+        """Agree on everything and claim the rank; the initial weights that stand come back."""
+        # In this order, so that a process that was built differently is refused before it fences the right one.
         start = yield from begin(self.io, self._keys, self._wanted, initial, self._rank, self._tuning)
+        claim = yield from claims.take_rank(self.io, self._keys, self._rank, self._attempt, self._token)
         events = EventLog(self._keys, self._rank, claim.incarnation, self.io.clock)
         self._member = Member(
             self.io, self._keys, claim, start.agreement, self._quorum, self._tuning, events,
