@@ -319,6 +319,12 @@ class LeaksVendorErrors(ScriptedExecutor):
         self._errors = {}
 
 
+class LeaksSilence(ScriptedExecutor):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        del self._errors[self._sdk.NoAnswer]
+
+
 class LosesTheCause(ScriptedExecutor):
     def _call(self, verb: str, operation: str, **body: Any) -> dict[str, Any]:
         try:

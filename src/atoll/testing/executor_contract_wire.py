@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
@@ -17,12 +19,12 @@ from atoll.errors import (
     RunNotFound,
     SubmitError,
 )
-from atoll.executors.base import Plan
-from atoll.run import Draft
+from atoll.executors.base import Executor, Plan
+from atoll.handle import RunHandle
 from atoll.status import ReplicaState
 from atoll.testing.executor_bench import Bench, Call, Fault
 from atoll.testing.executor_elsewhere import Elsewhere
-from atoll.testing.executor_steps import assert_ranks, cleared, entered, gone, launched, let_go, order, until
+from atoll.testing.executor_steps import assert_ranks, cleared, entered, gone, launched, let_go, logged, order
 from atoll.wait import wait
 
 ERRORS: dict[Fault, type[AtollError]] = {
@@ -35,7 +37,6 @@ ERRORS: dict[Fault, type[AtollError]] = {
     Fault.SILENT: BackendUnavailable,
 }
 """What a caller gets to see when a call keeps failing. Exceptions to it are in the tests."""
-EVERY_FAULT = pytest.mark.parametrize("fault", list(Fault))
 
 
 class WireClauses:
@@ -90,58 +91,63 @@ class WireClauses:
 
     # E14 what a service says becomes an error of ours, with its own as the cause
 
-    @EVERY_FAULT
-    def test_e14_a_failing_create_is_a_documented_error(self, bench: Bench, fault: Fault) -> None:
+    def test_e14_a_failing_create_is_a_documented_error(self, bench: Bench) -> None:
         faults = bench.need_faults(Call.CREATE)
-        draft = _impatient(bench, fault)
-        with cleared(bench, draft.spec.run_id):
-            faults.fail(Call.CREATE, fault)
-            error = _error_of(draft.submit)
-            faults.heal()
-            wanted: tuple[type[AtollError], ...] = (ERRORS[fault],)
-            if fault in (Fault.NOT_FOUND, Fault.CONFLICT):
-                wanted = (BackendError, Conflict, ConfigError)  # nobody can say in general what is missing or taken
-            elif ERRORS[fault] is BackendUnavailable:
-                wanted = (BackendUnavailable, SubmitError)
-            _assert_documented(error, fault, wanted)
-            assert not bench.running(draft.spec.run_id)
+        for fault in Fault:
+            draft = order(bench, "hold").draft(_hasty(bench, fault), bench.store_uri)
+            with cleared(bench, draft.spec.run_id):
+                faults.fail(Call.CREATE, fault)
+                error = _error_of(draft.submit, fault)
+                faults.heal()
+                wanted: tuple[type[AtollError], ...] = (ERRORS[fault],)
+                if fault in (Fault.NOT_FOUND, Fault.CONFLICT):
+                    wanted = (BackendError, Conflict, ConfigError)  # nobody can say in general what is missing or taken
+                elif ERRORS[fault] is BackendUnavailable:
+                    wanted = (BackendUnavailable, SubmitError)
+                _assert_documented(error, fault, wanted)
+                assert not bench.running(draft.spec.run_id), f"something runs after {fault}"
 
-    @EVERY_FAULT
-    def test_e14_a_failing_look_is_a_documented_error(self, bench: Bench, fault: Fault) -> None:
+    def test_e14_a_failing_look_is_a_documented_error(self, bench: Bench) -> None:
         faults = bench.need_faults(Call.DESCRIBE)
-        with launched(bench, "hold", executor=bench.executor(**_haste(bench, fault))) as run:
+        with launched(bench, "hold") as run:
             entered(bench, run)
-            faults.fail(Call.DESCRIBE, fault)
-            if fault is Fault.NOT_FOUND:
-                assert run.executor.status(run.handle).replicas[0].state is ReplicaState.LOST
-            else:
-                error = _error_of(lambda: run.executor.status(run.handle))
-                _assert_documented(error, fault, (ERRORS[fault],))
-            faults.heal()
+            for fault in Fault:
+                look = partial(_hasty(bench, fault).status, run.handle)
+                faults.fail(Call.DESCRIBE, fault)
+                if fault is Fault.NOT_FOUND:
+                    assert look().replicas[0].state is ReplicaState.LOST
+                else:
+                    _assert_documented(_error_of(look, fault), fault, (ERRORS[fault],))
+                faults.heal()
             assert let_go(bench, run).state is ReplicaState.SUCCEEDED
 
-    @EVERY_FAULT
-    def test_e14_a_failing_stop_is_a_documented_error(self, bench: Bench, fault: Fault) -> None:
+    def test_e14_a_failing_stop_is_a_documented_error(self, bench: Bench) -> None:
         faults = bench.need_faults(Call.STOP)
-        with launched(bench, "hold", executor=bench.executor(**_haste(bench, fault)), grace_s=0.2) as run:
+        with launched(bench, "hold", grace_s=0.2) as run:
             entered(bench, run)
-            faults.fail(Call.STOP, fault)
-            try:
-                run.executor.cancel(run.handle)
-            except Exception as exc:  # noqa: BLE001  judged below
-                _assert_documented(exc, fault, (BackendError,) if fault is Fault.NOT_FOUND else (ERRORS[fault],))
-            else:
-                assert not bench.running(run.id), "cancel was quiet, and something still runs"
+            for fault in Fault:
+                faults.fail(Call.STOP, fault)
+                try:
+                    _hasty(bench, fault).cancel(run.handle)
+                except Exception as exc:  # noqa: BLE001  judged below
+                    _assert_documented(exc, fault, (BackendError,) if fault is Fault.NOT_FOUND else (ERRORS[fault],))
+                else:
+                    assert not bench.running(run.id), f"cancel was quiet about {fault}, and something still runs"
+                faults.heal()
 
-    @EVERY_FAULT
-    def test_e14_a_failing_log_is_a_documented_error(self, bench: Bench, fault: Fault) -> None:
+    def test_e14_a_failing_log_is_a_documented_error(self, bench: Bench) -> None:
         faults = bench.need_faults(Call.LOG)
-        executor = bench.executor(**_haste(bench, fault))
-        with launched(bench, "say", args={"lines": ["here"]}, executor=executor) as run:
-            until(bench, "the line is in the log", lambda: list(run.executor.logs(run.handle, 0)))
-            faults.fail(Call.LOG, fault)
-            error = _error_of(lambda: list(run.executor.logs(run.handle, 0)))
-            _assert_documented(error, fault, (ERRORS[fault],))
+        with launched(bench, "say", args={"lines": ["here"]}) as run:
+            logged(bench, run, 0, ["here"])
+            for fault in Fault:
+                read = partial(_read, _hasty(bench, fault), run.handle)
+                faults.fail(Call.LOG, fault)
+                if fault is not Fault.NOT_FOUND:
+                    _assert_documented(_error_of(read, fault), fault, (ERRORS[fault],))
+                else:
+                    with suppress(RunNotFound):
+                        assert read() == [], "a log that is not there has no lines"
+                faults.heal()
 
     @pytest.mark.parametrize("fault", [Fault.THROTTLED, Fault.BROKEN])
     def test_e14_a_wait_outlasts_a_burst_of_failures(self, bench: Bench, fault: Fault) -> None:
@@ -165,21 +171,22 @@ class WireClauses:
             assert made <= most, f"status of {replicas} replicas took {made} calls, and {most} would do"
 
 
-def _impatient(bench: Bench, fault: Fault) -> Draft:
-    return order(bench, "hold").draft(bench.executor(**_haste(bench, fault)), bench.store_uri)
+def _hasty(bench: Bench, fault: Fault) -> Executor:
+    """A fresh adapter that will not try for long where trying again is what it does."""
+    return bench.executor(**bench.impatient) if ERRORS[fault] is BackendUnavailable else bench.executor()
 
 
-def _haste(bench: Bench, fault: Fault) -> dict[str, object]:
-    return dict(bench.impatient) if ERRORS[fault] is BackendUnavailable else {}
+def _read(executor: Executor, handle: RunHandle) -> list[str]:
+    return list(executor.logs(handle, 0))
 
 
-def _error_of(call: Callable[[], object]) -> Exception:
+def _error_of(call: Callable[[], object], fault: Fault) -> Exception:
     """What the call raises; an assertion fails if that is nothing."""
     try:
         call()
     except Exception as exc:  # noqa: BLE001  judged by the caller
         return exc
-    raise AssertionError("the service failed, and the caller was told nothing")
+    raise AssertionError(f"the service said {fault}, and the caller was told nothing")
 
 
 def _assert_documented(error: Exception, fault: Fault, wanted: tuple[type[AtollError], ...]) -> None:
