@@ -17,6 +17,7 @@ __all__ = ["peer", "shared_peer"]
 
 class TestSageMaker(ExecutorContract):
     adapter = "atoll.executors.sagemaker.executor:SageMakerTrainingExecutor"
+    most_steps = 8
 
     @pytest.fixture
     def bench(self, tmp_path: Path, peer: Peer) -> Bench:

@@ -41,6 +41,13 @@ class Engine:
             raise Refusal("UnknownOperationException", f"{operation} is not modelled")
         return dict(handler(request))
 
+    def seed(self, request: Mapping[str, Any], status: str, secondary: str, *, failure: str | None = None) -> Job:
+        """Put a job there that never runs, in a state of choice."""
+        name = str(request["TrainingJobName"])
+        job = self.jobs[name] = Job(request, self._arn(name), self._sink, self.tempo)
+        job.status, job.secondary, job.failure = status, secondary, failure
+        return job
+
     def forget(self, label: str) -> None:
         """Lose every trace of the jobs whose names begin so."""
         with self._lock:
@@ -59,7 +66,7 @@ class Engine:
 
     def _CreateTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
         name = str(request["TrainingJobName"])
-        arn = f"arn:aws:sagemaker:{self._region}:{ACCOUNT}:training-job/{name}"
+        arn = self._arn(name)
         with self._lock:
             if name in self.jobs:
                 text = "Training job names must be unique within an AWS account and region, and a training job with "
@@ -116,6 +123,9 @@ class Engine:
         job = self._by_arn(request)
         job.tags |= {tag["Key"]: tag["Value"] for tag in request["Tags"]}
         return {"Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()]}
+
+    def _arn(self, name: str) -> str:
+        return f"arn:aws:sagemaker:{self._region}:{ACCOUNT}:training-job/{name}"
 
     def _by_arn(self, request: Mapping[str, Any]) -> Job:
         return self._job({"TrainingJobName": request["ResourceArn"].rpartition("/")[2]})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -46,7 +48,7 @@ class Job:
         self.status, self.secondary = "InProgress", "Starting"
         self.created_at = time.time()
         self._transitions: list[dict[str, Any]] = []
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._billed_s = 0.0
@@ -89,7 +91,7 @@ class Job:
             **{name: value for name, value in self.request.items() if name != "Tags"},
             **self.summary(),
             "SecondaryStatusTransitions": list(self._transitions),
-            "FailureReason": self._failure,
+            "FailureReason": self.failure,
             "TrainingStartTime": self._started_at,
             "TrainingTimeInSeconds": int(self._billed_s) if self.is_over else None,
             "BillableTimeInSeconds": int(self._billed_s) + 1 if self.is_over and self._started_at else None,
@@ -131,15 +133,16 @@ class Job:
                 return "Stopped", asked
             if code == 0:
                 return "Completed", "Completed"
-            self._failure = f"AlgorithmError: , exit code: {code}"
+            self.failure = f"AlgorithmError: , exit code: {code}"
             return "Failed", "Failed"
 
     def _contain(self, limit_at: float) -> tuple[str, int]:
         """Run the container once: why it was asked to end, if it was, and its exit code."""
         mark = uuid.uuid4().hex
+        scratch = tempfile.mkdtemp(prefix="peer-")
         stream = f"{self.name}/algo-1-{time.time_ns() // 1000}"
         self._sink.open(stream)
-        process = self.process = self._start(mark)
+        process = self.process = self._start(mark, scratch)
         reader = Thread(target=self._ship, args=(process, stream), daemon=True)
         reader.start()
         asked, kill_at = "", float("inf")
@@ -153,6 +156,7 @@ class Job:
             time.sleep(_TICK_S)
         _clear(mark)
         reader.join()
+        shutil.rmtree(scratch, ignore_errors=True)
         code = process.returncode
         return asked, code if code >= 0 else 128 - code
 
@@ -164,11 +168,11 @@ class Job:
             return "MaxRuntimeExceeded"
         return "Interrupted" if self._interrupted.is_set() else ""
 
-    def _start(self, mark: str) -> subprocess.Popen[bytes]:
+    def _start(self, mark: str, scratch: str) -> subprocess.Popen[bytes]:
         algorithm = self.request["AlgorithmSpecification"]
         words = [*algorithm.get("ContainerEntrypoint", ["python"]), *algorithm.get("ContainerArguments", [])]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "REPLICA_"))}
-        own = {"TRAINING_JOB_NAME": self.name, "TRAINING_JOB_ARN": self.arn, _MARK: mark}
+        own = {"TRAINING_JOB_NAME": self.name, "TRAINING_JOB_ARN": self.arn, _MARK: mark, "TMPDIR": scratch}
         return subprocess.Popen(
             [sys.executable if word == "python" else word for word in words],
             env={**clean, **self.request.get("Environment", {}), **own},

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from atoll.context import RENDEZVOUS, STORE, RunContext, rank_environment
+from atoll.context import GRACE, RENDEZVOUS, STORE, RunContext, rank_environment
 from atoll.executors.base import Capabilities, check
 from atoll.executors.sagemaker.limits import limit_problems
 from atoll.executors.sagemaker.machines import Machine, chosen_machine, has_local_disks
@@ -20,8 +20,8 @@ from atoll.spec import Placement
 
 CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), max_restarts=0)
 ENTRYPOINT = ("python", "-m", "atoll.replica")
-GRACE, LAUNCH = "ATOLL_GRACE_S", "ATOLL_LAUNCH"
-"""Variables of ours that only this adapter sends: how long a replica may take to leave, and the launch token."""
+LAUNCH = "ATOLL_LAUNCH"
+"""The variable with the launch token: a description shows it, so no second call is needed to know our own job."""
 TOKEN_TAG = "atoll:launch"  # noqa: S105
 MOST_GRACE_S = 105.0
 """SageMaker kills 120 s after it asked; the rest is for the replica's last words to reach the store."""
@@ -40,8 +40,8 @@ def training_request(
     machine = chosen_machine(
         placement.gpu, instance_type=settings.instance_type, cpu_instance_type=settings.cpu_instance_type
     )
-    if isinstance(machine, str):
-        return {}, [*problems, machine], []
+    if isinstance(machine, str):  # looked at all the same, so that every other problem is told with it
+        problems, machine = [*problems, machine], Machine(settings.instance_type, None, 0)
     label = run_label(context)
     jobs = [training_job(context, placement, settings, machine, rank) for rank in range(placement.replicas)]
     unset = {f"{name}:" for name in ("role_arn", "output_s3_path", "image_uri")}
@@ -66,7 +66,8 @@ def placement_problems(placement: Placement) -> Iterator[str]:
             yield f"{name}={size:g}: a training job has all of its machine; choose instance_type or cpu_instance_type"
     if placement.grace_s > MOST_GRACE_S:
         yield f"grace_s={placement.grace_s:g}: SageMaker gives a container 120 s, so at most {MOST_GRACE_S:g} here"
-    yield from (f"env.{name}: this variable is set by Atoll" for name in (GRACE, LAUNCH) if name in placement.env)
+    if LAUNCH in placement.env or placement.rank_env == LAUNCH:
+        yield f"env.{LAUNCH}: this variable is set by Atoll"
 
 
 def run_label(context: RunContext) -> str:
