@@ -62,13 +62,12 @@ def problem(rank: int) -> list[tuple[Tensor, Tensor]]:
     return [(x, torch.sin(x[:, :3])) for x in inputs]
 
 
-def train(ctx: atoll.ReplicaContext, *, rounds: int, victim: int = -1, points: list[list] | None = None) -> dict:
+def train(ctx: atoll.ReplicaContext, *, rounds: int, points: dict[str, list] | None = None) -> dict:
     """Dropout draws from the random state, so a resume that loses it shows in the digest."""
     torch.set_num_threads(1)
     torch.manual_seed(ctx.rank)
     random.seed(ctx.rank)
-    if ctx.rank == victim:
-        die_at(ctx, points or [])
+    die_at(ctx, (points or {}).get(str(ctx.rank), []))
     model = network()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     options = {"tuning": SMALL_PIECES, "chunk": 1024, "checkpoint": 2, "snapshot": 2}
