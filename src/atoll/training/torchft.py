@@ -105,7 +105,7 @@ class Manager:
         self._found: Found | None = None
         self._error: Exception | None = None
         self._is_behind = self._has_quorum = False
-        self._failures = self._batches = 0
+        self._failures = 0
         self._reading, self._is_stepping = threading.Lock(), False
 
     # ---- what DiLoCo and LocalSGD call
@@ -184,11 +184,11 @@ class Manager:
             self._abandon()
             return self._refuse(self._error)
         found, self._found, self._failures = self._found, None, 0
-        if found is None:
-            self._rounds.step += 1
-        else:
+        if found is not None:
             self._rounds.settle(found)
-        self._batches += self.num_participants()
+        else:
+            self._rounds.step += 1
+            self._rounds.batches += self.num_participants()
         return True
 
     # ---- for tests, and for other parts of torchft
@@ -218,14 +218,14 @@ class Manager:
 
     def batches_committed(self) -> int:
         """Participants, summed over all committed steps."""
-        return self._batches
+        return self._rounds.batches
 
     def state_dict(self) -> dict[str, int]:
-        return {"step": self._rounds.step, "batches_committed": self._batches}
+        return {"step": self._rounds.step, "batches_committed": self._rounds.batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Set the counters. If the run has gone further, that counts as soon as this replica joins."""
-        self._rounds.step, self._batches = state_dict["step"], state_dict["batches_committed"]
+        self._rounds.step, self._rounds.batches = state_dict["step"], state_dict["batches_committed"]
 
     def _manager_state_dict(self) -> dict[str, Any]:
         """Everything that was registered, and the counters. Waits while an inner step is going on."""

@@ -50,6 +50,8 @@ class TorchftRounds:
 
     def __init__(self, rank: int, make_client: Callable[[list[Layout]], RoundClient], snapshot_every: int) -> None:
         self.round_no, self.step = 0, 0
+        self.batches = 0
+        """Participants, summed over all steps."""
         self.ranks: tuple[int, ...] = ()
         """Whose updates were in the last round."""
         self._rank, self._make_client, self._every = rank, make_client, snapshot_every
@@ -137,6 +139,7 @@ class TorchftRounds:
         """A round is committed and applied."""
         self.state.note(found.outcome.fragment, found.mean)
         self.round_no, self.step, self.ranks = found.outcome.round_no + 1, found.step + 1, found.outcome.ranks
+        self.batches += len(self.ranks)
         self._standing = self._owed = None
         if self.round_no % self._every == 0:
             self._due_at = self.round_no
@@ -153,8 +156,8 @@ class TorchftRounds:
         # One of those who took part, another one each time; if it fails, the next snapshot is not far.
         writer = self.ranks[self.round_no // self._every % len(self.ranks)] if self.ranks else -1
         sections = self.state.export() if writer == self._rank else None
-        round_no, step = self.round_no, self.step
-        self._background.submit(lambda: self._keep(round_no, step, sections))
+        round_no, meta = self.round_no, {"step": self.step, "batches": self.batches}
+        self._background.submit(lambda: self._keep(round_no, meta, sections))
 
     def close(self, *, leave: bool, wait: bool) -> None:
         """End the thread. With `leave`, the others do not wait for this replica any more."""
@@ -182,13 +185,14 @@ class TorchftRounds:
             raise LeftBehind(message, round_no=self.round_no, latest=self.round_no)
         self.state.load(loaded.buffers)
         self.round_no, self.step = loaded.round_no, int(loaded.meta["step"])
+        self.batches = int(loaded.meta["batches"])
         self._standing = self._owed = None
 
-    def _keep(self, round_no: int, step: int, sections: dict[str, Buffer] | None) -> None:
+    def _keep(self, round_no: int, meta: dict[str, int], sections: dict[str, Buffer] | None) -> None:
         try:
             self.client.acknowledge(round_no)
             if sections is not None:
-                self.client.write_snapshot(round_no, sections, {"step": step})
+                self.client.write_snapshot(round_no, sections, meta)
                 self.client.retire()
         except AtollError as exc:
             log.warning("no snapshot of round %d: %s", round_no, exc.message)
