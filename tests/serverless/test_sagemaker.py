@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def executor(peer):
 @pytest.fixture
 def image(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The container's image has the test entry points."""
-    monkeypatch.setenv("PYTHONPATH", str(jobs))
+    monkeypatch.setenv("PYTHONPATH", str(jobs), prepend=os.pathsep)
     return jobs
 
 

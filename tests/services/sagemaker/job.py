@@ -19,6 +19,7 @@ from atoll.testing.executor_bench import processes_with
 
 _TICK_S = 0.01
 _MARK = "PEER_CONTAINER"
+ROLE_KEY = "role-key"
 OVER = ("Completed", "Failed", "Stopped")
 
 
@@ -173,6 +174,7 @@ class Job:
         words = [*algorithm.get("ContainerEntrypoint", ["python"]), *algorithm.get("ContainerArguments", [])]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "REPLICA_"))}
         own = {"TRAINING_JOB_NAME": self.name, "TRAINING_JOB_ARN": self.arn, _MARK: mark, "TMPDIR": scratch}
+        own["AWS_ACCESS_KEY_ID"] = ROLE_KEY  # the role's credentials, not the launcher's
         return subprocess.Popen(
             [sys.executable if word == "python" else word for word in words],
             env={**clean, **self.request.get("Environment", {}), **own},

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from threading import Condition, Lock, RLock, Thread
 from typing import Any
@@ -38,6 +38,8 @@ class Peer:
         self.faults = Faults()
         self.calls: Counter[tuple[str, str]] = Counter()
         """(service, operation) -> how often it was called."""
+        self.callers: dict[str, set[str]] = defaultdict(set)
+        """Access key -> the IAM actions it used. Containers have a key of their own."""
         self.quotas: dict[str, float] = {}
         self.empty_pages = 0
         """How many pages of a log that is read forwards come without events, though there are some."""
@@ -70,6 +72,7 @@ class Peer:
         self.engine.close()
         self.engine = Engine(self.log, region=REGION, tempo=self.engine.tempo)
         self.calls.clear()
+        self.callers.clear()
         self.quotas.clear()
         self.empty_pages = 0
         self.log.lag_s = 0.0
@@ -88,6 +91,7 @@ class Peer:
         service, operation = _named(environ, body)
         with self._count_lock:
             self.calls[service, operation] += 1
+            self.callers[_caller(environ)].add(f"{service}:{operation}")
         try:
             with self.faults.around(operation):
                 if service == "sagemaker":
@@ -191,9 +195,15 @@ def _named(environ: dict[str, Any], body: bytes) -> tuple[str, str]:
     if service != "s3":
         return service, environ["REQUEST_METHOD"]
     is_bucket = environ["PATH_INFO"].strip("/").count("/") == 0
-    return service, "ListBucket" if is_bucket and environ["REQUEST_METHOD"] in ("GET", "HEAD") else _S3.get(
-        environ["REQUEST_METHOD"], environ["REQUEST_METHOD"]
-    )
+    if is_bucket and environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+        return service, "ListBucket"
+    is_delete = environ["QUERY_STRING"].startswith("delete")
+    return service, "DeleteObject" if is_delete else _S3.get(environ["REQUEST_METHOD"], environ["REQUEST_METHOD"])
+
+
+def _caller(environ: dict[str, Any]) -> str:
+    found = re.search(r"Credential=([^/]+)/", environ.get("HTTP_AUTHORIZATION", ""))
+    return found[1] if found else ""
 
 
 def _empty_page(request: dict[str, Any], number: int) -> dict[str, Any]:
