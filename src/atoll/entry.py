@@ -61,6 +61,8 @@ def _of_callable(function: Callable[..., Any]) -> Entry:
         raise ValueError(f"`{module_name}.{name}` is not this function, so another process could not find it")
     if module_name != "__main__":
         return Entry(module_name, None, name)
+    if (spec := getattr(module, "__spec__", None)) is not None:
+        return Entry(spec.name, None, name)  # `python -m package.module`: its imports may be relative
     script = getattr(module, "__file__", None)
     if script is None:
         raise ValueError(f"`{name}` lives in an interactive session; put it in a file")

@@ -9,6 +9,7 @@ run to stop there is also `launch/cancelled.json`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -51,13 +52,25 @@ def read_run(store: Store, run_id: str) -> dict[str, Any]:
         ) from exc
 
 
-def record_intent(store: Store, run_id: str, request_digest: str) -> None:
-    """Say that a submit is about to happen. A second launcher finds the first one's word, which is as good."""
-    intent = {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "request_sha256": request_digest}
+def record_intent(store: Store, run_id: str, request: Mapping[str, Any]) -> None:
+    """Say that this request is about to be sent. `Conflict` if another launcher has said so of another request."""
+    intent = {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "request_sha256": _digest(request)}
     try:
         store.create(RunKeys(run_id).intent(), _encode(intent))
     except KeyExists:
-        pass
+        check_intent(store, run_id, request)
+
+
+def check_intent(store: Store, run_id: str, request: Mapping[str, Any]) -> None:
+    """Raise `Conflict` if what was about to be started is not this request, and so not ours to adopt or to stop."""
+    present = _decode(store.get(RunKeys(run_id).intent()))
+    if present["request_sha256"] != _digest(request):
+        there = f"{present['host']} (pid {present['pid']})"
+        raise Conflict(
+            run_id,
+            [f"launch: begun on {there}, with another place or setting than here, and not finished"],
+            hint=f"launch or cancel it again from where that was: {there}",
+        )
 
 
 def has_intent(store: Store, run_id: str) -> bool:
@@ -111,6 +124,10 @@ def _differences(present: Any, wanted: Any, where: str = "") -> Iterator[str]:
             yield from _differences(present.get(name), wanted.get(name), f"{where}.{name}")
     elif present != wanted:
         yield f"{where.removeprefix('.spec').removeprefix('.')}: there `{_short(present)}`, here `{_short(wanted)}`"
+
+
+def _digest(request: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_encode(request)).hexdigest()
 
 
 def _is_there(store: Store, key: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -134,8 +132,7 @@ class Draft:
         if handle is None and journal.is_cancelled(self.store, run_id):
             return Run(self.spec, self.executor, self.store, None)
         if handle is None:
-            request = json.dumps(self.plan.request, sort_keys=True).encode()
-            journal.record_intent(self.store, run_id, hashlib.sha256(request).hexdigest())
+            journal.record_intent(self.store, run_id, self.plan.request)
             handle = journal.record_handle(self.store, run_id, self.executor.submit(self.plan))
             if journal.is_cancelled(self.store, run_id):
                 self.executor.cancel(handle)  # somebody changed their mind while we were starting it
@@ -212,7 +209,9 @@ class Run:
         self._handle = self._handle or journal.read_handle(self.store, self.id)
         if self._handle is None and journal.has_intent(self.store, self.id):
             # A launcher died between intent and handle. Submitting again adopts whatever it started.
-            self._handle = journal.record_handle(self.store, self.id, self.executor.submit(self.plan()))
+            plan = self.plan()
+            journal.check_intent(self.store, self.id, plan.request)
+            self._handle = journal.record_handle(self.store, self.id, self.executor.submit(plan))
         if self._handle is not None:
             self.executor.cancel(self._handle)
 

@@ -470,13 +470,65 @@ def test_cancel_stops_what_a_launcher_started_before_it_died(jobs, store):
 
     draft = atoll.prepare("jobs:hang", replicas=2, store=store, run_id="half", grace_s=1)
     journal.record_run(draft.store, draft.spec, executor="local")
-    journal.record_intent(draft.store, "half", "digest")
+    journal.record_intent(draft.store, "half", draft.plan.request)
     draft.executor.submit(draft.plan)  # and the launcher dies before it can record the handle
     assert processes.of_label(draft.plan.request["label"])
     run = atoll.attach("half", store=store)
     run.cancel()
     assert not processes.of_label(draft.plan.request["label"])
     assert run.status().state is ReplicaState.CANCELLED
+
+
+def test_a_launch_begun_elsewhere_is_neither_doubled_nor_called_stopped(jobs, store, tmp_path, monkeypatch):
+    from atoll import journal
+
+    draft = atoll.prepare("jobs:hang", replicas=2, store=store, run_id="elsewhere", grace_s=1)
+    journal.record_run(draft.store, draft.spec, executor="local")
+    journal.record_intent(draft.store, "elsewhere", draft.plan.request)
+    draft.executor.submit(draft.plan)  # and the launcher dies before it can record the handle
+    with monkeypatch.context() as other:
+        other.setenv("ATOLL_HOME", str(tmp_path / "another home"))
+        with pytest.raises(Conflict, match="begun on"):
+            atoll.launch("jobs:hang", replicas=2, store=store, run_id="elsewhere", grace_s=1)
+        with pytest.raises(Conflict, match="begun on"):
+            atoll.attach("elsewhere", store=store).cancel()
+        assert not (tmp_path / "another home" / "local").exists()
+    atoll.attach("elsewhere", store=store).cancel()
+    assert not processes.of_label(draft.plan.request["label"])
+
+
+def test_opening_the_output_anew_does_not_wipe_the_log(jobs, store):
+    (jobs / "reopen.py").write_text(
+        "import subprocess\n"
+        "def go(ctx):\n"
+        "    print('before', flush=True)\n"
+        "    subprocess.run(['sh', '-c', 'echo anew > /dev/stderr; echo again > /dev/stdout'])\n"
+        "    print('after')\n"
+    )
+    run = atoll.launch("reopen:go", store=store)
+    run.wait(LIMIT_S)
+    assert list(run.logs(0)) == ["before", "anew", "again", "after"]
+
+
+def test_a_replica_that_closes_its_outputs_lives_on(jobs, store):
+    (jobs / "closing.py").write_text(
+        "import os\ndef go(ctx):\n    print('last words', flush=True)\n    os.close(1); os.close(2)\n    return 7\n"
+    )
+    run = atoll.launch("closing:go", store=store)
+    run.wait(LIMIT_S)
+    assert run.result().raise_for_failures().values == [7]
+    assert list(run.logs(0)) == ["last words"]
+
+
+def test_a_child_without_label_and_session_does_not_outlive_the_run(jobs, store):
+    (jobs / "escape.py").write_text(
+        "import subprocess\n"
+        "def go(ctx):\n"
+        "    return subprocess.Popen(['/bin/sleep', '600'], env={}, start_new_session=True).pid\n"
+    )
+    run = atoll.launch("escape:go", store=store)
+    run.wait(LIMIT_S)
+    assert processes.is_dead(run.result().values[0])
 
 
 FORK_FAILS = """

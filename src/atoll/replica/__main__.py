@@ -64,7 +64,7 @@ def _exit(code: int) -> NoReturn:
         threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(Exception):  # user code may have closed or replaced it
             stream.flush()
     os._exit(code)
 

@@ -37,8 +37,9 @@ class Fate:
 def fate_of(wait_status: int, asked: Asked, outcome: dict[str, Any] | None, *, limit_s: float, oom: bool) -> Fate:
     """What became of a process that ended with `wait_status`, and may have left its own `outcome` record."""
     code = os.waitstatus_to_exitcode(wait_status)
-    finished = code == 0 and outcome is not None and outcome["state"] == ReplicaState.SUCCEEDED
-    if finished:
+    outcome = outcome if outcome and {"state", "reason", "message"} <= outcome.keys() else None
+    said_success = outcome is not None and outcome["state"] == ReplicaState.SUCCEEDED
+    if said_success and code == 0:
         return Fate(ReplicaState.SUCCEEDED, Reason.OK, "", 0)
     if asked is Asked.TIMEOUT:
         return Fate(
@@ -49,9 +50,16 @@ def fate_of(wait_status: int, asked: Asked, outcome: dict[str, Any] | None, *, l
     if asked is Asked.PREEMPT:
         message = "the machine asked this replica to stop (SIGTERM)"
         return Fate(ReplicaState.FAILED, Reason.PREEMPTED, message, _shell(code))
-    if outcome is not None:
-        return Fate(ReplicaState.FAILED, Reason(outcome["reason"]), outcome["message"], _shell(code))
+    if said_success and code > 0:
+        message = f"the entry point returned, and then the process exited with code {code}"
+        return Fate(ReplicaState.FAILED, Reason.USER_ERROR, message, code)
+    if outcome is not None and not said_success:
+        return Fate(ReplicaState.FAILED, _reason(outcome), str(outcome["message"]), _shell(code))
     return _silent(code, oom)
+
+
+def _reason(outcome: dict[str, Any]) -> Reason:
+    return Reason(outcome["reason"]) if outcome["reason"] in set(Reason) else Reason.USER_ERROR
 
 
 def _silent(code: int, oom: bool) -> Fate:

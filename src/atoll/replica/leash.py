@@ -25,6 +25,11 @@ class Leash:
         fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | fcntl.FASYNC)
+        try:
+            os.read(own, 1)
+        except BlockingIOError:
+            return  # there is a writer: its end will be told
+        os.killpg(0, signal.SIGKILL)  # the shepherd died before the kernel knew whom to tell
 
     def drop(self) -> None:
         """Let go of both ends; for a child that is not on the leash."""

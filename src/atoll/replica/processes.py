@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.context import LABEL
 
 PROC = Path("/proc")
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def labelled() -> Iterator[tuple[int, str]]:
@@ -56,6 +57,29 @@ def kill_all(label: str, *, but: frozenset[int] = frozenset(), within_s: float =
             return left
         time.sleep(0.01)
     return []
+
+
+def adopt_orphans() -> None:
+    """From now on, a grandchild whose parent ends becomes our child, so it cannot slip away without its label."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_children() -> None:
+    """SIGKILL every child we have, adopted ones included, and their children in turn, until there is none."""
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+        for pid in (PROC / "self" / "task" / str(os.getpid()) / "children").read_text().split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.002)
 
 
 def oom_kills() -> int:

@@ -48,7 +48,8 @@ class ScribeLink:
     def tell(self, word: str, rank: int, attempt: int, *, patience_s: float | None = None) -> None:
         """Tell the scribe. With `patience_s`, an answer is expected in that time."""
         if patience_s is not None:
-            self._waiting[rank] = time.monotonic() + patience_s
+            # Without a scribe there is nothing to wait for: it has died too often.
+            self._waiting[rank] = 0.0 if self.pid is None else time.monotonic() + patience_s
         if self._to_scribe >= 0:
             try:
                 os.write(self._to_scribe, f"{word} {rank} {attempt}\n".encode())

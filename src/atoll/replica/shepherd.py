@@ -14,6 +14,7 @@ code runs at the bottom of the stack.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -28,6 +29,7 @@ from atoll.replica import processes
 from atoll.replica.charge import Charge
 from atoll.replica.fate import Asked, Fate, fate_of
 from atoll.replica.leash import Leash
+from atoll.replica.outlet import Outlet
 from atoll.replica.scribe_link import ScribeLink
 from atoll.replica.spool import Attempt, Spool, read_json, write_json
 from atoll.status import Reason, ReplicaState
@@ -50,6 +52,7 @@ class Shepherd:
         self._leash = Leash()
         self._wake_read, self._wake_write = os.pipe()
         self._scribe = ScribeLink(spool, self._plan)
+        self._outlets: dict[int, Outlet] = {}
         self._stop_asked = False
         self._ooms = processes.oom_kills()
 
@@ -70,6 +73,7 @@ class Shepherd:
         self._scribe.start(self._close_inherited)
         for charge in self._charges:
             self._scribe.tell("started", charge.rank, charge.attempt)
+        processes.adopt_orphans()
         while not all(charge.is_settled for charge in self._charges):
             self._write_status()
             self._sleep()
@@ -106,12 +110,24 @@ class Shepherd:
         """Fork the replica. Returns its attempt in the child, None in the shepherd."""
         attempt = self._spool.attempt(charge.rank, charge.attempt)
         attempt.root.mkdir(parents=True, exist_ok=True)
+        outlet = Outlet(attempt.log)
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            outlet.close_in_shepherd()
+            outlet.close()
+            raise
         if pid == 0:
-            self._become_replica(charge, attempt)
+            try:
+                self._become_replica(charge, attempt, outlet)
+            except BaseException as exc:  # noqa: BLE001  the child must not go on as a second shepherd
+                print(f"cannot become rank {charge.rank}: {exc!r}", file=sys.stderr, flush=True)
+                os._exit(70)
             return attempt
+        outlet.close_in_shepherd()
+        self._outlets[charge.rank] = outlet
         _set_group(pid)
         charge.started(pid, time.monotonic(), time.time())
         if charge.attempt > 0:
@@ -126,7 +142,7 @@ class Shepherd:
             charge.settle(Fate(ReplicaState.FAILED, Reason.BACKEND, message, None))
             return None
 
-    def _become_replica(self, charge: Charge, attempt: Attempt) -> None:
+    def _become_replica(self, charge: Charge, attempt: Attempt, outlet: Outlet) -> None:
         _set_group(0)
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
@@ -135,7 +151,7 @@ class Shepherd:
         self._leash.attach()
         self._close_inherited(leash=False)
         self._scribe.close()
-        _redirect(attempt.log)
+        outlet.become_output()
         os.environ.update(self._plan["rank_environment"][str(charge.rank)])
         os.environ[ATTEMPT] = str(charge.attempt)
         os.environ[SPOOL] = str(attempt.root)
@@ -155,6 +171,8 @@ class Shepherd:
             self._leash.drop()
         os.close(self._wake_read)
         os.close(self._wake_write)
+        for outlet in self._outlets.values():
+            outlet.close()
 
     # ── stopping ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -203,6 +221,9 @@ class Shepherd:
                 self._restart_scribe()
 
     def _end(self, charge: Charge, wait_status: int) -> None:
+        outlet = self._outlets.pop(charge.rank)
+        outlet.pour(everything=True)
+        outlet.close()
         attempt = self._spool.attempt(charge.rank, charge.attempt)
         outcome = read_json(attempt.outcome)
         ooms = processes.oom_kills()
@@ -266,9 +287,16 @@ class Shepherd:
                 self._scribe.tell("ended", charge.rank, charge.attempt, patience_s=_STORE_PATIENCE_S)
 
     def _sleep(self) -> None:
+        """Until something is due or something is heard; then pour what replicas have written."""
         wakes_at = min(self._scribe.patience_at, *(charge.wakes_at for charge in self._charges))
         pause = max(0.0, min(60.0, wakes_at - time.monotonic()))
-        select.select([self._wake_read, *self._scribe.descriptors()], [], [], pause)
+        outlets = {outlet.read_end: outlet for outlet in self._outlets.values() if outlet.is_open}
+        poll = select.poll()
+        for descriptor in (self._wake_read, *self._scribe.descriptors(), *outlets):
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(math.ceil(pause * 1000)):
+            if descriptor in outlets:
+                outlets[descriptor].pour()
 
     def _write_status(self) -> None:
         with _complaining():
@@ -278,6 +306,7 @@ class Shepherd:
         """Everything is settled. The last status is written when nothing else of the run is left."""
         self._scribe.finish()
         label = self._plan["label"]
+        processes.kill_children()
         if left := processes.kill_all(label, but=frozenset({os.getpid()})):
             print(f"could not end processes {left} of {label}", file=sys.stderr, flush=True)
         self._write_status()
@@ -299,16 +328,3 @@ def _set_group(pid: int) -> None:
         os.setpgid(pid, 0)
     except (PermissionError, ProcessLookupError):
         pass
-
-
-def _redirect(log: Any) -> None:
-    """Send both outputs to one file, in order and from the first byte; read from nothing."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    os.close(nothing)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from atoll.errors import KeyExists
-from atoll.replica.spool import Attempt, read_json
+from atoll.replica.spool import Attempt, read_record
 from atoll.rounds.keys import RunKeys
 from atoll.stores.base import Store
 
@@ -80,7 +80,7 @@ class Shipment:
         age = time.monotonic() - self._beat_at if self._beat_at >= 0 else BEAT_IDLE_S
         if age < BEAT_CHANGED_S and not final:
             return
-        progress = read_json(self._attempt.progress) or {}
+        progress = read_record(self._attempt.progress)
         beat = {
             "attempt": self._number,
             "round_no": progress.get("round_no"),
@@ -92,15 +92,16 @@ class Shipment:
             self._beat, self._beat_at = beat, time.monotonic()
 
     def _ship_outcome(self, store: Store) -> None:
-        outcome = read_json(self._attempt.outcome)
-        if outcome is None:
+        outcome = read_record(self._attempt.outcome)
+        if not outcome:
             return  # the shepherd died before it could judge: the backend's word stands
-        progress = read_json(self._attempt.progress) or {}
+        progress = read_record(self._attempt.progress)
         outcome |= {"round_no": progress.get("round_no"), "metrics": progress.get("metrics", {})}
+        outcome |= {"rank": self._rank, "attempt": self._number}  # not there if the shepherd died before it could judge
         if self._attempt.result.exists():
             outcome |= self._ship_result(store)
         try:
-            store.create(self._keys.outcome(self._rank, self._number), json.dumps(outcome, ensure_ascii=False).encode())
+            store.create(self._keys.outcome(self._rank, self._number), json.dumps(outcome).encode())
         except KeyExists:
             pass
 

@@ -84,6 +84,15 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(fresh, path)
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The record in a file that user code can reach; an empty one if it is absent, torn or something else."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_json(path: Path) -> Any:
     """The file's value, or None if there is no file."""
     try:

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from atoll.status import Reason, ReplicaState
 from atoll.stores import file as file  # loaded before the fork, for every replica at once
 
 _TERMINATED = 128 + signal.SIGTERM
+_RESULT_DEPTH = 900
+"""What is nested deeper could be written by a program that has raised its own limit, and then read by nobody."""
 _current: ReplicaContext | None = None
 
 
@@ -33,20 +36,22 @@ def current_context() -> ReplicaContext:
 def run(attempt: Attempt) -> int:
     """Be the replica that the environment describes. Returns the exit code; the outcome is in the spool by then."""
     global _current
-    started_at = time.time()
+    started_at, pid = time.time(), os.getpid()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         context = ReplicaContext.from_environment(os.environ)
         task = _read_task(context)
         _current = ReplicaContext.from_environment(os.environ, task["args"])
         value = _perform(task, _current)
-        report = _success(value, attempt)
+        # A child that user code forked and did not end comes here too; it is not the replica.
+        report = _success(value, attempt) if os.getpid() == pid else {"exit_code": 0}
     except BaseException as exc:  # noqa: BLE001  whatever it was, it is recorded
         report = _failure(exc)
     finally:
         # The verdict is being written: a late request to stop must not tear it up.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _leave(report, attempt, started_at)
+    if os.getpid() == pid:
+        _leave(report, attempt, started_at)
     return int(report["exit_code"])
 
 
@@ -135,15 +140,22 @@ def _is_context(name: str, annotation: Any) -> bool:
 
 
 def _success(value: Any, attempt: Attempt) -> dict[str, Any]:
+    sys.setrecursionlimit(_RESULT_DEPTH)
     try:
         with open(attempt.result, "w", encoding="utf-8") as file:
             json.dump(value, file, ensure_ascii=False, default=_plain_number)
     except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as exc:
         attempt.result.unlink(missing_ok=True)
-        shown = repr(value)[:200]
-        message = f"the entry point returned something that is not JSON: {exc}; it was {shown}"
+        message = _plain(f"the entry point returned something that is not JSON: {exc}; it was {_shown(value)}")
         return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
     return {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except Exception:  # noqa: BLE001  too deep, too large a number, or a broken __repr__
+        return f"a `{type(value).__name__}`"
 
 
 def _plain_number(value: Any) -> Any:
@@ -160,7 +172,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
     name = type(exc).__qualname__
     module = type(exc).__module__
     error = _error(name if module == "builtins" else f"{module}.{name}", _text(exc), exc)
-    print(error["traceback"], end="", file=sys.stderr, flush=True)
+    _say(error["traceback"])
     return {
         "state": ReplicaState.FAILED,
         "reason": reason,
@@ -171,7 +183,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
 
 
 def _exit(exc: SystemExit) -> dict[str, Any]:
-    if exc.code is None or exc.code == 0:
+    if exc.code is None or (isinstance(exc.code, int) and exc.code == 0):
         return {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
     if isinstance(exc.code, int):
         message = "stopped by SIGTERM" if exc.code == _TERMINATED else f"sys.exit({exc.code})"
@@ -183,8 +195,9 @@ def _exit(exc: SystemExit) -> dict[str, Any]:
             "exit_code": exc.code & 0xFF or 1,
             "error": error,
         }
-    print(exc.code, file=sys.stderr, flush=True)
-    return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": str(exc.code)[:2000], "exit_code": 1}
+    message = _text(exc.code)[:2000]
+    _say(f"{message}\n")
+    return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
 
 
 def _error(name: str, message: str, exc: BaseException) -> dict[str, str]:
@@ -192,9 +205,19 @@ def _error(name: str, message: str, exc: BaseException) -> dict[str, str]:
     return {"type": name, "message": message, "traceback": _traceback(exc)}
 
 
-def _text(exc: BaseException) -> str:
+def _say(text: str) -> None:
+    with suppress(Exception):  # user code may have closed or replaced it; the record says the same
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+def _plain(text: str) -> str:
+    """Text that can be stored: file names may bring in what UTF-8 cannot say."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _text(value: object) -> str:
     try:
-        return str(exc)[:10_000]
+        return _plain(str(value)[:10_000])
     except Exception as inner:  # noqa: BLE001  a broken __str__ must not hide the failure
         return f"<no text: {type(inner).__name__}>"
 
@@ -210,17 +233,15 @@ def _traceback(exc: BaseException) -> str:
             break
         frames = frames.tb_next
     try:
-        return "".join(traceback.format_exception(type(exc), exc, frames))[-100_000:]
+        return _plain("".join(traceback.format_exception(type(exc), exc, frames))[-100_000:])
     except Exception:  # noqa: BLE001  a broken __str__ or a lack of memory must not hide the failure
         return f"{type(exc).__name__} (its traceback cannot be shown)"
 
 
 def _leave(report: dict[str, Any], attempt: Attempt, started_at: float) -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(Exception):  # user code may have closed or replaced it
             stream.flush()
-        except (OSError, ValueError):
-            pass
     write_json(attempt.outcome, {"error": None, **report, "started_at": started_at, "ended_at": time.time()})
 
 

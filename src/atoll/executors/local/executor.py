@@ -31,6 +31,7 @@ _READY_S = 60.0
 _STOP_S = 150.0
 """Beyond the grace: what the scribe may need to store the last words."""
 _POLL_S = 0.01
+_LEAVE_S = 5.0
 
 
 class LocalExecutor:
@@ -74,7 +75,16 @@ class LocalExecutor:
         shepherd_lives = spool.holder() is not None
         cancel_asked = spool.cancel.exists()
         rows = read_json(spool.status)
-        return local_status(handle.replicas, rows, shepherd_lives=shepherd_lives, cancel_asked=cancel_asked)
+        status = local_status(handle.replicas, rows, shepherd_lives=shepherd_lives, cancel_asked=cancel_asked)
+        if status.is_terminal and shepherd_lives:
+            self._see_off(spool)
+        return status
+
+    def _see_off(self, spool: Spool) -> None:
+        """The shepherd has said its last word and is leaving: who is told that a run is over finds nothing running."""
+        deadline = Deadline(_LEAVE_S, self._clock)
+        while spool.holder() is not None and not deadline.is_past:
+            self._clock.sleep(0.001)
 
     def cancel(self, handle: RunHandle) -> None:
         spool = self._spool(handle)
@@ -115,7 +125,9 @@ class LocalExecutor:
         found = []
         for pid, label in processes.labelled():
             spool = Spool(label)
-            if spool.root.parent == self._root and spool.holder() is None and not processes.is_dead(pid):
+            if spool.root.parent != self._root or (spool.plan.exists() and not spool.status.exists()):
+                continue  # not of ours, or a shepherd that is just starting: nothing else is there before its status
+            if spool.holder() is None and not processes.is_dead(pid):
                 replicas = len((read_json(spool.plan) or {}).get("ranks", [0]))
                 found.append(
                     Stray(_handle(spool, replicas), str(pid), f"process {pid} of a run whose shepherd is gone")
@@ -160,8 +172,9 @@ class LocalExecutor:
                 )
             finally:
                 os.close(ready_write)
-            answered, _, _ = select.select([ready], [], [], _READY_S)
-            answer = ready.read(3) if answered else b""
+            poll = select.poll()  # and not select, which fails in a process with more than 1024 open files
+            poll.register(ready, select.POLLIN)
+            answer = ready.read(3) if poll.poll(_READY_S * 1000) else b""
             process.wait(_READY_S)
         if answer != b"ok\n":
             left = [f"process {pid}" for pid in processes.kill_all(str(spool.root))]
@@ -174,9 +187,10 @@ class LocalExecutor:
         nudge = Deadline(0.0, self._clock)
         while (holder := spool.holder()) is not None:
             if deadline.is_past:
-                os.kill(holder, signal.SIGKILL)  # the leash takes every replica along
+                _send(holder, signal.SIGKILL)  # the leash takes every replica along
             elif nudge.is_past:
-                os.kill(holder, signal.SIGUSR1)
+                _send(holder, signal.SIGUSR1)
+                _send(holder, signal.SIGCONT)  # it may have been stopped
                 nudge = Deadline(1.0, self._clock)
             self._clock.sleep(_POLL_S)
 
@@ -197,13 +211,23 @@ def _write_once(spool: Spool, plan: Plan) -> None:
     except FileExistsError:
         present = read_json(spool.plan)
         wanted = json.loads(text)
-        differing = [name for name in sorted(wanted) if present.get(name) != wanted[name]]
+        # Which interpreter asks is no content: `python train.py` and `atoll` may name the same one differently.
+        differing = [name for name in sorted(wanted) if name != "command" and present.get(name) != wanted[name]]
         if differing:
             raise Conflict(
                 plan.run_id, [f"{n}: there `{present.get(n)}`, here `{wanted[n]}`" for n in differing]
             ) from None
     finally:
         fresh.unlink()
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    if pid <= 0:  # the kernel's word for a process outside our pid namespace; to kill, it means our own group
+        raise BackendError("the run's shepherd is in another container of this machine", executor=LocalExecutor.name)
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it left by itself, just now
 
 
 def _resolve(references: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ def local_request(
     ranks = range(placement.replicas)
     request = {
         "command": [sys.executable, "-P", "-m", "atoll.replica", "--spool", label],
+        "host": os.uname().nodename,
         "label": label,
         "run_id": context.run_id,
         "store": context.store_uri,

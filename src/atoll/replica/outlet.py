@@ -1,0 +1,81 @@
+"""An outlet: the pipe a replica writes both its outputs to, and the log file the shepherd pours it into.
+
+A pipe, and not the file itself, because a program may open `/dev/stdout` or `/dev/stderr` anew and truncate a file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+_PIPE_BYTES = 1 << 20
+_TURN_BYTES = 4 << 20
+"""How much one replica may pour in a turn before the others have theirs."""
+
+
+class Outlet:
+    """Both ends of one replica's output, from before the fork until it has ended."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.read_end, self._write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        self.is_open = True
+        self._complained = False
+        try:
+            fcntl.fcntl(self.read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass  # a small pipe works too, with more turns
+
+    def become_output(self) -> None:
+        """In the replica: both outputs go in here, in order and from the first byte; input is empty."""
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(nothing, 0)
+        os.dup2(self._write_end, 1)
+        os.dup2(self._write_end, 2)
+        os.close(nothing)
+        self.close_in_shepherd()
+        self.close()
+        sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc,assignment]
+        sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc,assignment]
+
+    def close_in_shepherd(self) -> None:
+        """Only the replica may hold the end it writes to."""
+        os.close(self._write_end)
+
+    def pour(self, *, everything: bool = False) -> None:
+        """Move what has arrived to the log; with `everything`, until the pipe is empty."""
+        moved = 0
+        while everything or moved < _TURN_BYTES:
+            try:
+                data = os.read(self.read_end, _PIPE_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self.is_open = False  # the replica has closed its outputs; it may live on without
+                return
+            moved += len(data)
+            self._write(data)
+
+    def close(self) -> None:
+        os.close(self.read_end)
+        os.close(self._log)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._log, view) :]
+        except OSError as exc:
+            # A full disk must not stop the replica: what does not fit is lost, and that is said.
+            if not self._complained:
+                self._complained = True
+                print(f"shepherd: output is lost: {exc}", file=sys.stderr, flush=True)
+
+
+def _stream(descriptor: int) -> TextIO:
+    """A new stream: the shepherd's believe that they can seek, which a pipe cannot. Sends each line at once."""
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
