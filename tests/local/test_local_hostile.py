@@ -1,0 +1,277 @@
+"""Replicas, launchers and signals that do what no well-behaved one would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.executors.local.executor import LocalExecutor
+from atoll.replica import processes
+from atoll.replica.leash import Leash
+from atoll.replica.spool import Spool
+from atoll.run import Run, prepare
+from atoll.status import Reason, ReplicaState
+
+LIMIT_S = 60.0
+
+HOSTILE = """
+import atexit, os, sys, threading, time
+
+def undecodable():
+    raise ValueError("no file \\udcff")
+
+def undecodable_exit():
+    sys.exit("no file \\udcff")
+
+def all_closed():
+    os.closerange(0, 256)
+    raise ValueError("said nothing")
+
+def no_stdout():
+    sys.stdout = None
+    return 5
+
+class Tee:
+    def write(self, text):
+        os.write(1, text.encode())
+
+def own_stdout():
+    sys.stdout = Tee()
+    print("through the tee")
+    return 5
+
+class Mute:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def mute_exit():
+    sys.exit(Mute())
+
+def float_exit():
+    sys.exit(0.0)
+
+def late_exit():
+    atexit.register(os._exit, 3)
+    return 5
+
+def nested(depth):
+    sys.setrecursionlimit(20_000)
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+def forks(ctx):
+    if os.fork() == 0:
+        raise RuntimeError("the child came back")
+    os.wait()
+    os._exit(0)
+
+def short(folder):
+    while not os.path.exists(os.path.join(folder, "go")):
+        time.sleep(0.01)
+    return "done"
+
+def torn_progress(ctx):
+    with open(os.path.join(ctx.spool, "progress.json"), "w") as file:
+        file.write('{"round_no": 3, "met')
+    return 5
+
+def sleeps(seconds):
+    time.sleep(seconds)
+    return seconds
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "hostile.py").write_text(HOSTILE)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def spool_of(run: Run) -> Spool:
+    return Spool(f"/{run.handle.native_id}")
+
+
+def until(claim, what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not claim():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        time.sleep(0.01)
+
+
+def scribe_of(run: Run) -> list[int]:
+    until(lambda: run.status().replicas[0].native_id, "the replica is there")
+    shepherd, replica = spool_of(run).holder(), run.status().replicas[0].native_id
+    children = Path(f"/proc/{shepherd}/task/{shepherd}/children").read_text().split()
+    return [int(pid) for pid in children if pid != replica]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("undecodable", "ValueError: no file \\udcff"),
+        ("undecodable_exit", "no file \\udcff"),
+        ("all_closed", "ValueError: said nothing"),
+        ("mute_exit", "<no text: RuntimeError>"),
+        ("float_exit", "0.0"),
+    ],
+)
+def test_the_reason_is_told_however_the_replica_fails(hostile, store, function, words):
+    run = atoll.launch(f"hostile:{function}", store=store)
+    assert run.wait(LIMIT_S).replicas[0].message == words
+    assert json.loads(json.dumps(run.result().to_json(), ensure_ascii=False).encode())["ok"] is False
+
+
+@pytest.mark.parametrize("function", ["no_stdout", "own_stdout", "torn_progress"])
+def test_a_replica_that_breaks_its_surroundings_still_succeeds(hostile, store, function):
+    run = atoll.launch(f"hostile:{function}", store=store)
+    run.wait(LIMIT_S)
+    assert run.result().raise_for_failures().values == [5]
+
+
+def test_a_bad_exit_code_after_the_return_is_a_failure_with_a_reason(hostile, store):
+    status = atoll.launch("hostile:late_exit", store=store).wait(LIMIT_S).replicas[0]
+    assert (status.state, status.reason, status.exit_code) == (ReplicaState.FAILED, Reason.USER_ERROR, 3)
+    assert "exited with code 3" in status.message
+
+
+def test_a_result_too_deep_to_be_read_is_refused_where_it_is_made(hostile, store):
+    status = atoll.launch("hostile:nested", store=store, args={"depth": 3000}).wait(LIMIT_S).replicas[0]
+    assert (status.state, status.reason) == (ReplicaState.FAILED, Reason.USER_ERROR)
+    assert "not JSON" in status.message
+
+
+def test_a_forked_child_that_returns_does_not_speak_for_the_replica(hostile, store):
+    status = atoll.launch("hostile:forks", store=store).wait(LIMIT_S).replicas[0]
+    assert (status.reason, status.exit_code) == (Reason.NO_OUTCOME, 0)
+
+
+def test_what_a_replica_said_counts_if_the_shepherd_dies_before_it_can_judge(hostile, store):
+    run = atoll.launch("hostile:short", store=store, args={"folder": str(hostile)})
+    until(lambda: scribe_of(run), "the scribe is there")
+    shepherd = spool_of(run).holder()
+    os.kill(shepherd, signal.SIGSTOP)
+    (hostile / "go").touch()
+    until(lambda: spool_of(run).attempt(0, 0).outcome.exists(), "the replica has left its outcome")
+    os.kill(shepherd, signal.SIGKILL)
+    until(lambda: not processes.of_label(str(spool_of(run).root)), "the scribe has stored it and left")
+    assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
+    assert run.result().values == ["done"]
+
+
+def test_a_scribe_that_is_always_killed_does_not_hold_the_run_up(hostile, store):
+    run = atoll.launch("hostile:short", store=store, args={"folder": str(hostile)})
+    killed = 0
+    while killed < 5:
+        for pid in scribe_of(run):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+            until(lambda pid=pid: pid not in scribe_of(run), "it is gone")
+    (hostile / "go").touch()
+    assert run.wait(LIMIT_S).replicas[0].reason is Reason.NO_OUTCOME
+
+
+def test_cancel_wakes_a_stopped_shepherd(hostile, store):
+    run = atoll.launch("hostile:sleeps", store=store, args={"seconds": 600}, grace_s=1)
+    os.kill(spool_of(run).holder(), signal.SIGSTOP)
+    run.cancel()
+    assert run.status().state is ReplicaState.CANCELLED
+
+
+def test_a_run_that_is_just_starting_is_no_stray(hostile, store, tmp_path):
+    """The shepherd carries the label for a while before it can take the lock."""
+    executor = LocalExecutor()
+    label = prepare("hostile:sleeps", store=store, args={"seconds": 0}, on=executor).plan.request["label"]
+    spool = Spool(label)
+    spool.root.mkdir(parents=True)
+    spool.plan.write_text('{"ranks": [0]}')
+    starting = subprocess.Popen(["sleep", "600"], env={**os.environ, "ATOLL_LABEL": label})
+    try:
+        until(lambda: processes.of_label(label), "it carries the label")
+        assert executor.strays() == []
+        spool.status.write_text("[]")
+        assert [stray.native_id for stray in executor.strays()] == [str(starting.pid)]
+    finally:
+        starting.kill()
+        starting.wait()
+
+
+def test_a_launcher_with_more_than_1024_open_files_can_launch(hostile, store):
+    script = hostile / "many.py"
+    script.write_text(
+        "import resource, atoll\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "files = [open('/dev/null') for _ in range(1100)]\n"
+        f"run = atoll.launch('hostile:sleeps', args={{'seconds': 0}}, store={store!r})\n"
+        f"print(run.wait({LIMIT_S}).state)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.stdout == "succeeded\n", done.stderr
+
+
+def test_another_name_of_the_same_interpreter_is_no_conflict(hostile, store, tmp_path, monkeypatch):
+    draft = prepare("hostile:sleeps", store=store, args={"seconds": 0}, run_id="same")
+    handle = LocalExecutor().submit(draft.plan)
+    other = tmp_path / "python-by-another-name"
+    other.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(other))
+    again = prepare("hostile:sleeps", store=store, args={"seconds": 0}, run_id="same")
+    assert again.plan.request["command"] != draft.plan.request["command"]
+    assert LocalExecutor().submit(again.plan) == handle
+    LocalExecutor().cancel(handle)
+
+
+def test_a_function_of_a_module_run_by_its_name_finds_its_package(hostile, store):
+    package = hostile / "pack"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "values.py").write_text("X = 7\n")
+    (package / "train.py").write_text(
+        "import atoll\nfrom .values import X\n\n\ndef work():\n    return X\n\n\n"
+        f"if __name__ == '__main__':\n    run = atoll.launch(work, store={store!r})\n"
+        f"    run.wait({LIMIT_S})\n    print(run.result().raise_for_failures().values)\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "pack.train"], capture_output=True, text=True, check=False)
+    assert done.stdout == "[7]\n", done.stderr
+
+
+def test_a_replica_whose_shepherd_died_before_the_leash_was_on_ends_itself():
+    """The writer is gone before `attach`, so nobody is left whose end the kernel could tell."""
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        Leash().attach()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_no_signal_is_sent_to_our_own_group_for_a_shepherd_we_cannot_name(hostile, store, monkeypatch):
+    """The kernel says pid 0 for a holder of the lock in another pid namespace."""
+    run = atoll.launch("hostile:sleeps", store=store, args={"seconds": 0})
+    run.wait(LIMIT_S)
+    holders = iter([0])
+    monkeypatch.setattr(Spool, "holder", lambda self: next(holders, None))
+    with pytest.raises(atoll.AtollError, match="another container"):
+        run.executor.cancel(run.handle)
+
+
+def test_a_shepherd_that_leaves_while_it_is_told_to_is_no_error(hostile, store, monkeypatch):
+    run = atoll.launch("hostile:sleeps", store=store, args={"seconds": 0})
+    run.wait(LIMIT_S)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    holders = iter([gone.pid])
+    monkeypatch.setattr(Spool, "holder", lambda self: next(holders, None))
+    run.executor.cancel(run.handle)
