@@ -17,6 +17,7 @@ from atoll.errors import (
 )
 from atoll.executors.sagemaker.errors import is_over_already, is_taken, is_throttled, translated
 
+parsers = pytest.importorskip("botocore.parsers")
 exceptions = pytest.importorskip("botocore.exceptions")
 
 
@@ -78,6 +79,7 @@ def test_taken_and_throttled():
 
 
 def every_kind() -> Iterator[type[Exception]]:
+    yield parsers.ResponseParserError
     for value in vars(exceptions).values():
         if isinstance(value, type) and issubclass(value, exceptions.BotoCoreError):
             yield value

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.context import RunContext
 from atoll.errors import AuthError, BackendError
+from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState
 from atoll.testing import contract_jobs
@@ -24,7 +25,7 @@ def seeded(peer: Any, executor: Any, states: list[tuple[str, str]], **more: Any)
     plan = made.plan(CONTEXT, Placement(replicas=len(states)))
     for body, (status, secondary) in zip(plan.request["jobs"], states, strict=True):
         peer.engine.seed(body, status, secondary, **more)
-    return made.submit(plan)
+    return RunHandle(made.name, plan.request["region"], plan.request["label"], plan.replicas)
 
 
 def counted(peer: Any, act: Any) -> dict[str, int]:

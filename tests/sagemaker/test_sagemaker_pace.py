@@ -114,9 +114,13 @@ def test_credentials_that_expired_are_read_again_once():
     assert len(client.times) == 2
 
 
-def test_a_broken_line_is_tried_again():
-    reset = exceptions.ConnectionClosedError(endpoint_url="http://peer")
-    assert executor(Client(reset, reset, page())).status(HANDLE).state is ReplicaState.RUNNING
+def test_a_broken_line_and_a_garbled_answer_are_tried_again():
+    from botocore.parsers import ResponseParserError
+
+    reset, garbled = exceptions.ConnectionClosedError(endpoint_url="http://peer"), ResponseParserError("<html>")
+    assert executor(Client(reset, garbled, page())).status(HANDLE).state is ReplicaState.RUNNING
+    with pytest.raises(BackendUnavailable, match="<html>"):
+        executor(Client(garbled)).status(HANDLE)
 
 
 def test_cancel_asks_again_while_a_stop_has_no_effect_and_gives_up_at_last():

@@ -25,6 +25,7 @@ from services.sagemaker.job import Tempo
 GROUP = "/aws/sagemaker/TrainingJobs"
 REGION = "us-east-1"
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([a-z0-9-]+)/aws4_request")
+_WORDS = {200: "200 OK", 400: "400 Bad Request", 500: "500 Internal Server Error"}
 _S3 = {"GET": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject", "HEAD": "GetObject"}
 
 
@@ -104,6 +105,8 @@ class Peer:
                     return _answered(start_response, _empty_page(from_wire(body), self.empty_pages))
                 answer, sent = self._by_moto(environ, body)
         except Refusal as refusal:
+            if service in ("iam", "sts", "s3"):
+                return _refused_in_xml(start_response, refusal)
             error = {"__type": refusal.code, "message": refusal.message}
             return _answered(start_response, error, status=refusal.status)
         except Empty:
@@ -212,8 +215,15 @@ def _empty_page(request: dict[str, Any], number: int) -> dict[str, Any]:
     return {"events": [], "nextForwardToken": f"f/{index:0{60 + number}d}", "nextBackwardToken": f"b/{index:056d}"}
 
 
+def _refused_in_xml(start_response: Any, refusal: Refusal) -> list[bytes]:
+    text = (
+        f"<ErrorResponse><Error><Code>{refusal.code}</Code><Message>{refusal.message}</Message></Error></ErrorResponse>"
+    )
+    start_response(_WORDS[refusal.status], [("Content-Type", "text/xml")])
+    return [text.encode()]
+
+
 def _answered(start_response: Any, body: dict[str, Any], *, status: int = 200) -> list[bytes]:
     data = json.dumps(body).encode()
-    words = {200: "200 OK", 400: "400 Bad Request", 500: "500 Internal Server Error"}
-    start_response(words[status], [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(data)))])
+    start_response(_WORDS[status], [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(data)))])
     return [data]

@@ -30,7 +30,10 @@ class Gateway:
         clock: Clock,
         clients: Mapping[str, Any],
     ) -> None:
-        self._boto3, self._botocore = sdk("boto3"), sdk("botocore.exceptions")
+        self._boto3 = sdk("boto3")
+        vendor = sdk("botocore.exceptions")
+        garbled = sdk("botocore.parsers").ResponseParserError  # of no family; a proxy's page in place of an answer
+        self._vendor_errors = (vendor.ClientError, vendor.BotoCoreError, garbled)
         self._timeout_s, self._patience_s, self._clock = timeout_s, patience_s, clock
         self._given = {service: client for service, client in clients.items() if client is not None}
         self._made: dict[tuple[str, str | None], Any] = {}
@@ -64,7 +67,7 @@ class Gateway:
             self._pace(service, verb).wait()
             try:
                 return dict(getattr(self._client(service, region), verb)(**body))
-            except (self._botocore.ClientError, self._botocore.BotoCoreError) as exc:
+            except self._vendor_errors as exc:
                 error = errors.translated(exc, what, operation)
                 if errors.is_stale(exc) and not renewed:
                     renewed = True

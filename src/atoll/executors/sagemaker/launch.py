@@ -32,6 +32,7 @@ class Launch:
         self._made: list[str] = []
         self._adopted: list[str] = []
         self._current: str | None = None
+        self._complete = False
 
     def run(self) -> None:
         """Returns when the service has every job; raises when none of ours is left, or with the names of those."""
@@ -94,7 +95,12 @@ class Launch:
     def _was_undone(self, found: Job) -> bool:
         """Whether the job was stopped by an earlier submit that could not start every rank."""
         was_stopped = replica_status(0, found).state is ReplicaState.CANCELLED
-        return was_stopped and None in self._look()
+        return was_stopped and not self._is_complete()
+
+    def _is_complete(self) -> bool:
+        """Whether every rank has a job. Once it is so it stays so, and is not asked again."""
+        self._complete = self._complete or None not in self._look()
+        return self._complete
 
     def _free(self, name: str, taken: BackendError) -> None:
         try:
@@ -125,7 +131,7 @@ class Launch:
         """See that the service shows every job, so that whoever asks next finds them. They are made in any case."""
         deadline: Deadline = self._gateway.deadline()
         with suppress(BackendError):
-            while None in self._look() and not deadline.is_past:
+            while not self._is_complete() and not deadline.is_past:
                 continue
 
     def _look(self) -> list[Job | None]:
