@@ -12,13 +12,13 @@ from typing import Any
 from atoll.context import GRACE, RENDEZVOUS, STORE, RunContext, rank_environment
 from atoll.executors.base import Capabilities, check
 from atoll.executors.sagemaker.limits import limit_problems
-from atoll.executors.sagemaker.machines import Machine, chosen_machine, has_local_disks
+from atoll.executors.sagemaker.machines import GPUS, Machine, chosen_machine, has_local_disks
 from atoll.executors.sagemaker.prices import price_notes
 from atoll.executors.sagemaker.settings import JobSettings
 from atoll.names import native_name
 from atoll.spec import Placement
 
-CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), max_restarts=0)
+CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), resources=False, gpus=GPUS | {"any"}, max_restarts=0)
 ENTRYPOINT = ("python", "-m", "atoll.replica")
 LAUNCH = "ATOLL_LAUNCH"
 """The variable with the launch token: a description shows it, so no second call is needed to know our own job."""
@@ -58,8 +58,10 @@ def training_request(
 def placement_problems(placement: Placement) -> Iterator[str]:
     """What of a placement no training job can do."""
     for problem in check(placement, CAPABILITIES):
-        is_restart = problem.startswith("max_restarts")
-        yield f"{problem}; retry_attempts is for SageMaker's own errors" if is_restart else problem
+        if problem.startswith("max_restarts"):
+            yield f"{problem}; retry_attempts is for SageMaker's own errors"
+        elif not problem.startswith(("cpus", "memory_gib", "gpu")):  # those are told below, with what to do instead
+            yield problem
     sizes = {"cpus": placement.cpus, "memory_gib": placement.memory_gib}
     for name, size in sizes.items():
         if size is not None:
