@@ -20,7 +20,6 @@ from atoll.testing.executor_contract_plan import CHANGES
 from atoll.testing.scripted_wire import ServiceError
 
 REJECTED = (AssertionError, pytest.fail.Exception, AtollError, ServiceError, StopIteration)
-PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Bite:
     why: str
     args: tuple[Any, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    patience_s: float = 30.0
 
     def __str__(self) -> str:
         return "-".join([self.clause.split("_")[1], self.adapter.__name__, *map(str, self.args)])
@@ -73,7 +73,12 @@ BITES = [
         "sys_exit: .*exit_code=1",
     ),
     Bite("test_e06_a_replica_killed_from_outside_has_failed_alone", broken.TakesAKillForACancel, "CANCELLED"),
-    Bite("test_e07_cancel_before_the_start_is_quiet_and_nothing_starts", broken.NeedsItToRun, "has not started"),
+    Bite(
+        "test_e07_cancel_before_the_start_is_quiet_and_nothing_starts",
+        broken.NeedsItToRun,
+        "has not started",
+        patience_s=0.5,
+    ),
     Bite("test_e07_cancel_while_running_returns_when_nothing_runs", broken.AsksAndLeaves, "after cancel returned"),
     Bite("test_e07_cancel_while_running_returns_when_nothing_runs", broken.CannotCancelTwice, "cannot be cancelled"),
     Bite("test_e07_a_replica_has_its_grace_to_say_farewell", broken.KillsWithoutGrace, "without its grace"),
@@ -95,7 +100,7 @@ BITES = [
     Bite("test_e10_what_could_not_be_stopped_is_named", broken.HidesWhatIsLeft, "nothing is left running"),
     Bite("test_e11_arguments_arrive_unchanged", broken.CutsLongArguments, "arrived changed: .*big"),
     Bite("test_e12_a_replica_past_its_limit_fails_with_timeout", broken.TakesATimeoutForACancel, "CANCELLED"),
-    Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "still going"),
+    Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "still going", patience_s=3.0),
     Bite("test_e13_logs_are_exactly_the_lines_of_the_rank", broken.KeepsLineEnds, r"\\n"),
     Bite("test_e13_logs_are_exactly_the_lines_of_the_rank", broken.IgnoresTheTail, "first line of 0"),
     Bite("test_e13_follow_yields_lines_while_the_replica_runs", broken.FollowsNothing, "StopIteration|three"),
@@ -201,7 +206,7 @@ def _expect_rejection(bite: Bite, bench: Bench) -> None:
         path=f"{broken.__name__}:{bite.adapter.__name__}",
         settings={**bench.settings, **bite.settings},
         environment={"PYTHONPATH": str(Path(__file__).parent)},
-        patience_s=PATIENCE_S,
+        patience_s=bite.patience_s,
     )
     contract = ExecutorContract()
     contract.launchers, contract.most_steps = 4, 6

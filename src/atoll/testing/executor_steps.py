@@ -79,12 +79,12 @@ def logged(bench: Bench, run: Run, rank: int, wanted: Sequence[str]) -> None:
     """Returns when the log is exactly these lines; a service may take its time to deliver them."""
     found: list[str] = []
 
-    def is_all_there() -> bool:
+    def is_settled() -> bool:
         found[:] = bench.executor().logs(run.handle, rank)
-        return found == wanted or len(found) > len(wanted)
+        return found == wanted or found != wanted[: len(found)]
 
     with suppress(AssertionError):
-        until(bench, "the log is all there", is_all_there)
+        until(bench, "the log is all there", is_settled)
     assert found == wanted
 
 
