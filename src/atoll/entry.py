@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+_is_loading = False
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
@@ -45,6 +47,22 @@ class Entry:
     def of(cls, target: str | Callable[..., Any]) -> Entry:
         """The entry point for a text or a callable; `ValueError` says why a callable cannot be one."""
         return cls.parse(target) if isinstance(target, str) else _of_callable(target)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Around the import of user code in a replica."""
+    global _is_loading
+    _is_loading = True
+    try:
+        yield
+    finally:
+        _is_loading = False
+
+
+def is_loading() -> bool:
+    """Whether this is a replica whose user code is being imported: what launches a run there launches runs for ever."""
+    return _is_loading
 
 
 def _of_callable(function: Callable[..., Any]) -> Entry:

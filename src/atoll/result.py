@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from atoll.errors import RunFailed
@@ -43,7 +43,8 @@ class ReplicaOutcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaOutcome:
-        known = dict(data, state=ReplicaState(data["state"]), reason=Reason(data["reason"]))
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}  # a later version may say more
+        known |= {"state": ReplicaState(data["state"]), "reason": Reason(data["reason"])}
         known["error"] = ErrorReport(**data["error"]) if data.get("error") else None
         known["last_lines"] = tuple(data.get("last_lines", ()))
         return cls(**known)

@@ -11,7 +11,7 @@ from typing import Any
 from atoll import entry_check, index, journal, registry, stored_logs
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
-from atoll.entry import Entry
+from atoll.entry import Entry, is_loading
 from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
 from atoll.executors.base import Executor, Originator, Plan
 from atoll.handle import RunHandle
@@ -68,6 +68,11 @@ def prepare(
     **spec: Any,
 ) -> Draft:
     """Check and plan a run without starting it."""
+    if is_loading():
+        raise ConfigError(
+            "a run was launched while a replica was loading your code, so each replica would launch another run",
+            hint="put the launch under `if __name__ == '__main__':`",
+        )
     executor = registry.executor(on, **(settings or {})) if isinstance(on, str) else on
     opened = registry.open_store(store or default_store())
     code, bundle = _code_for(executor, workspace)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import atoll
+from atoll import journal
 from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.leash import Leash
@@ -85,6 +86,15 @@ def torn_progress(ctx):
         file.write('{"round_no": 3, "met')
     return 5
 
+def writes_outcome(ctx, text):
+    with open(os.path.join(ctx.spool, "outcome.json"), "w") as file:
+        file.write(text)
+    os._exit(0)
+
+def outcome_is_a_folder(ctx):
+    os.makedirs(os.path.join(ctx.spool, "outcome.json", "in", "the", "way"))
+    os._exit(0)
+
 def sleeps(seconds):
     time.sleep(seconds)
     return seconds
@@ -139,6 +149,32 @@ def test_a_replica_that_breaks_its_surroundings_still_succeeds(hostile, store, f
     run = atoll.launch(f"hostile:{function}", store=store)
     run.wait(LIMIT_S)
     assert run.result().raise_for_failures().values == [5]
+
+
+@pytest.mark.parametrize("text", ["{torn", "[1]", '{"state": "succeeded"}', '{"extra": 1}'])
+def test_a_forged_outcome_does_not_take_the_run_down(hostile, store, text):
+    run = atoll.launch("hostile:writes_outcome", store=store, args={"text": text})
+    assert run.wait(LIMIT_S).replicas[0].reason is Reason.NO_OUTCOME
+    assert run.result().outcomes[0].reason is Reason.NO_OUTCOME
+
+
+def test_an_outcome_that_cannot_be_read_does_not_take_the_run_down(hostile, store):
+    run = atoll.launch("hostile:outcome_is_a_folder", store=store)
+    assert run.wait(LIMIT_S).replicas[0].reason is Reason.NO_OUTCOME
+
+
+def test_a_script_that_launches_while_it_is_loaded_does_not_launch_for_ever(hostile, store):
+    script = hostile / "unguarded.py"
+    script.write_text(
+        "import os, atoll\n"
+        "with open('starts', 'a') as file:\n    file.write('x')\n"
+        "if os.path.getsize('starts') > 3:\n    raise SystemExit('for ever')\n\n\n"
+        "def work():\n    return 1\n\n\n"
+        f"run = atoll.launch(work, store={store!r})\nrun.wait({LIMIT_S})\nrun.result().raise_for_failures()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert "if __name__ == '__main__'" in done.stderr
+    assert (hostile / "starts").read_text() == "xx"
 
 
 def test_a_bad_exit_code_after_the_return_is_a_failure_with_a_reason(hostile, store):
@@ -230,6 +266,8 @@ def test_another_name_of_the_same_interpreter_is_no_conflict(hostile, store, tmp
     again = prepare("hostile:sleeps", store=store, args={"seconds": 0}, run_id="same")
     assert again.plan.request["command"] != draft.plan.request["command"]
     assert LocalExecutor().submit(again.plan) == handle
+    journal.record_intent(draft.store, "same", draft.plan.request)
+    journal.check_intent(draft.store, "same", again.plan.request)
     LocalExecutor().cancel(handle)
 
 

@@ -31,7 +31,7 @@ from atoll.replica.fate import Asked, Fate, fate_of
 from atoll.replica.leash import Leash
 from atoll.replica.outlet import Outlet
 from atoll.replica.scribe_link import ScribeLink
-from atoll.replica.spool import Attempt, Spool, read_json, write_json
+from atoll.replica.spool import Attempt, Spool, read_json, read_record, write_json
 from atoll.status import Reason, ReplicaState
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -225,7 +225,7 @@ class Shepherd:
         outlet.pour(everything=True)
         outlet.close()
         attempt = self._spool.attempt(charge.rank, charge.attempt)
-        outcome = read_json(attempt.outcome)
+        outcome = read_record(attempt.outcome)  # user code can reach it: it may hold anything
         ooms = processes.oom_kills()
         fate = fate_of(wait_status, charge.asked, outcome, limit_s=charge.timeout_s, oom=ooms > self._ooms)
         self._ooms = ooms
@@ -234,7 +234,7 @@ class Shepherd:
         charge.ended(fate, time.time())
         self._scribe.tell("ended", charge.rank, charge.attempt, patience_s=_STORE_PATIENCE_S)
 
-    def _outcome(self, charge: Charge, fate: Fate, outcome: dict[str, Any] | None) -> dict[str, Any]:
+    def _outcome(self, charge: Charge, fate: Fate, outcome: dict[str, Any]) -> dict[str, Any]:
         """The replica's own record under our verdict; made up by us if it left none."""
         known = outcome or {"error": None, "started_at": charge.started_at, "ended_at": time.time()}
         return {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.context import ReplicaContext
-from atoll.entry import Entry
+from atoll.entry import Entry, loading
 from atoll.errors import AtollError, ConfigError
 from atoll.replica.spool import Attempt, write_json
 from atoll.rounds.keys import RunKeys
@@ -69,9 +69,9 @@ def _perform(task: dict[str, Any], context: ReplicaContext) -> Any:
         sys.path.insert(0, os.path.dirname(path))
         if entry.function is None:
             return _run_script(path)
-        return _call(_function_of_script(path, entry.function), context, task["args"])
-    module = importlib.import_module(entry.module or "")
-    return _call(_attribute(module, entry), context, task["args"])
+    with loading():
+        function = _function(entry, root)
+    return _call(function, context, task["args"])
 
 
 def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
@@ -94,6 +94,12 @@ def _run_script(path: str) -> None:
     import runpy
 
     runpy.run_path(path, run_name="__main__")
+
+
+def _function(entry: Entry, root: str) -> Callable[..., Any]:
+    if entry.script is not None:
+        return _function_of_script(os.path.join(root, entry.script), entry.function or "")
+    return _attribute(importlib.import_module(entry.module or ""), entry)
 
 
 def _function_of_script(path: str, function: str) -> Callable[..., Any]:
