@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,5 +41,13 @@ def planned(executor: str, case: dict[str, Any]) -> Any:
     plan = registry.executor(executor, **case["settings"]).plan(
         RunContext(case["run_id"], case["store"]), Placement(**case["placement"])
     )
-    text = json.dumps(plan.request)
-    return json.loads(text.replace(json.dumps(sys.executable)[1:-1], "{python}"))
+    return anywhere(json.loads(json.dumps(plan.request)))
+
+
+def anywhere(value: Any) -> Any:
+    """The value as any machine would have it: this one's name and interpreter are only named."""
+    if isinstance(value, dict):
+        return {name: anywhere(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [anywhere(item) for item in value]
+    return {sys.executable: "{python}", os.uname().nodename: "{host}"}.get(value, value)
