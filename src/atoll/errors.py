@@ -22,6 +22,7 @@ AtollError
 ├── RoundError [5]             replicas could not agree on a round
 │   ├── QuorumLost             too few updates before the deadline
 │   ├── CorruptUpdate          an object failed a check; names the rank and the check
+│   ├── LeftBehind             the others are past this round and it is gone; go on from a snapshot
 │   └── Fenced                 a newer attempt of this rank has taken over
 ├── RunFailed [1]              the run ended and not every replica succeeded; .result has the details
 ├── WaitTimeout [124]          the run is still going when the wait's deadline passed
@@ -213,6 +214,14 @@ class CorruptUpdate(RoundError):
     def __init__(self, message: str, *, round_no: int = -1, rank: int = -1, check: str = "") -> None:
         self.rank, self.check = rank, check
         super().__init__(message, round_no=round_no)
+
+
+class LeftBehind(RoundError):
+    """The others are past this round and its objects are gone: load the latest snapshot and replay from there."""
+
+    def __init__(self, message: str, *, round_no: int, latest: int) -> None:
+        self.latest = latest
+        super().__init__(message, round_no=round_no, hint="load the latest snapshot, then replay")
 
 
 class Fenced(RoundError):

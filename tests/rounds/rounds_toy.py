@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from rounds_simulator import Simulation
 
+from atoll.errors import LeftBehind
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.ops import Op
 from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.records import Commit, LeftBehind
+from atoll.rounds.records import Commit
 from atoll.rounds.seal import digest
 from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts

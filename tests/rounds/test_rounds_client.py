@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.errors import CorruptUpdate, Fenced, KeyExists
+from atoll.errors import CorruptUpdate, Fenced, KeyExists, LeftBehind
 from atoll.rounds.client import RoundClient
 from atoll.rounds.drive import Driver
 from atoll.rounds.keys import RoundKeys
@@ -18,7 +18,7 @@ from atoll.rounds.member import Tuning
 from atoll.rounds.ops import Gather, Get, Put
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.records import Commit, Contribution, LeftBehind
+from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.vectors import Parts
 from atoll.stores.base import Store
 from atoll.stores.file import FileStore

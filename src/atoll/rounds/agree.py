@@ -5,7 +5,7 @@ The create is the whole agreement. Everything before it is one observer's guess 
 
 from __future__ import annotations
 
-from atoll.errors import CorruptUpdate, QuorumLost, RoundError
+from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError
 from atoll.rounds import quorum
 from atoll.rounds.checks import strays
 from atoll.rounds.claims import standings
@@ -14,7 +14,7 @@ from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Steps
 from atoll.rounds.publish import mend_offer
-from atoll.rounds.records import Commit, Contribution, LeftBehind
+from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.watch import Watch, look, read_commit
 
 

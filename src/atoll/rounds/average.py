@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.errors import CorruptUpdate, KeyNotFound
+from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind
 from atoll.rounds.chunks import inline_chunk, mean_header, open_chunk, seal_chunk, update_header
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.layout import Grid
@@ -17,7 +17,7 @@ from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.publish import mend_offer
-from atoll.rounds.records import Commit, Contribution, LeftBehind
+from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
 from atoll.rounds.seal import checksum
 from atoll.rounds.vectors import Sink, Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.errors import CorruptUpdate
+from atoll.errors import CorruptUpdate, LeftBehind
 from atoll.rounds.agree import agree
 from atoll.rounds.average import Averaging, average
 from atoll.rounds.claims import check_rank
@@ -12,7 +12,7 @@ from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.publish import publish
-from atoll.rounds.records import Commit, LeftBehind
+from atoll.rounds.records import Commit
 from atoll.rounds.requests import Counters
 from atoll.rounds.vectors import Sink, Source
 from atoll.rounds.watch import read_commit

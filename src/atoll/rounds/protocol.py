@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.errors import InternalError
+from atoll.errors import InternalError, LeftBehind
 from atoll.rounds import claims, retention
 from atoll.rounds import exchange as rounds_exchange
 from atoll.rounds.begin import NO_BLOB, begin
@@ -24,7 +24,7 @@ from atoll.rounds.layout import Layout, default_chunk
 from atoll.rounds.member import Member, Tuning
 from atoll.rounds.ops import Steps
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.records import Agreement, LeftBehind
+from atoll.rounds.records import Agreement
 from atoll.rounds.requests import Requests
 from atoll.rounds.snapshots import LoadedSnapshot, load_snapshot, snapshot_rounds, write_snapshot
 from atoll.rounds.vectors import Sink, Source

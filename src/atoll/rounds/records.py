@@ -11,20 +11,13 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from atoll.errors import CorruptUpdate, RoundError
+from atoll.errors import CorruptUpdate
+from atoll.errors import LeftBehind as LeftBehind
 from atoll.rounds.layout import Layout
 from atoll.rounds.seal import digest, open_record, seal_record
 from atoll.stores.base import Buffer
 
 T = TypeVar("T")
-
-
-class LeftBehind(RoundError):
-    """The others are past this round and its objects are gone: load the latest snapshot and replay from there."""
-
-    def __init__(self, message: str, *, round_no: int, latest: int) -> None:
-        self.latest = latest
-        super().__init__(message, round_no=round_no, hint="load the latest snapshot, then replay")
 
 
 @dataclass(frozen=True)
