@@ -111,6 +111,8 @@ def test_running_statistics_are_averaged_and_verify_agrees():
     tensors = agreement_of(replicas[0].store_uri).layouts[0].tensors
     assert [t.name for t in tensors[-2:]] == ["norm.running_mean", "norm.running_var"]
     assert "scratch" not in {t.name for t in tensors}
+    report = verify(open_store(replicas[0].store_uri), "toy")
+    assert (report.difference, report.rounds) == (None, 4)
 
 
 def test_averaged_statistics_are_the_plain_mean_of_the_replicas():

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.errors import BadKey, CorruptUpdate, KeyNotFound
+from atoll.errors import CorruptUpdate, KeyNotFound
 from atoll.rounds.drive import Driver
-from atoll.rounds.keys import RunKeys, number
+from atoll.rounds.keys import RunKeys
 from atoll.rounds.requests import Counters, Requests
 from atoll.rounds.seal import open_frame, seal_frame
 from atoll.stores.base import Store
@@ -37,7 +37,7 @@ class Checkpoints:
 
     def __init__(self, store: Store, run_id: str, rank: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._run_id, self._rank = run_id, rank
-        self._prefix = f"{RunKeys(run_id).prefix}checkpoints/{number(rank, 5)}/"
+        self._keys = RunKeys(run_id)
         self._io = Requests(clock, random.Random())
         self._drive = Driver(store, clock, connections=1)
 
@@ -74,7 +74,8 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, ascending."""
-        return sorted(self._round_of(key) for key in self._drive(self._io.list(self._prefix)))
+        listed = self._drive(self._io.list(self._keys.checkpoints_prefix(self._rank)))
+        return sorted(self._keys.parse_checkpoint(key)[1] for key in listed)
 
     def _read(self, round_no: int) -> Checkpoint:
         frame = self._drive(self._io.read(self._key(round_no), lambda data: open_frame(data, kind="checkpoint")))
@@ -84,10 +85,4 @@ class Checkpoints:
         return Checkpoint(round_no, str(header.get("position")), tree.unpack(frame.payload))
 
     def _key(self, round_no: int) -> str:
-        return f"{self._prefix}{number(round_no, 10)}"
-
-    def _round_of(self, key: str) -> int:
-        name = key.removeprefix(self._prefix)
-        if not name.isdecimal():
-            raise BadKey(key, "not a checkpoint")
-        return int(name)
+        return self._keys.checkpoint(self._rank, round_no)
