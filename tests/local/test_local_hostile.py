@@ -14,6 +14,7 @@ import pytest
 
 import atoll
 from atoll import journal
+from atoll.errors import InvalidSpec, SubmitError
 from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.leash import Leash
@@ -313,3 +314,16 @@ def test_a_shepherd_that_leaves_while_it_is_told_to_is_no_error(hostile, store, 
     holders = iter([gone.pid])
     monkeypatch.setattr(Spool, "holder", lambda self: next(holders, None))
     run.executor.cancel(run.handle)
+
+
+def test_a_home_that_cannot_be_written_to_is_a_refusal_and_no_bug(hostile, store, monkeypatch):
+    monkeypatch.setenv("ATOLL_HOME", "/dev/null/home")
+    with pytest.raises(SubmitError, match=r"/dev/null/home.*Not a directory"):
+        atoll.launch("hostile:sleeps", store=store, args={"seconds": 0})
+
+
+@pytest.mark.parametrize(("data", "rule"), [(b"\xff\xfe", "UTF-8"), (b"a\0b", "NUL")])
+def test_a_secret_that_no_variable_can_hold_is_refused_and_not_shown(hostile, store, data, rule):
+    (hostile / "key").write_bytes(data)
+    with pytest.raises(InvalidSpec, match=rule):
+        atoll.launch("hostile:sleeps", store=store, args={"seconds": 0}, secrets={"KEY": f"file:{hostile}/key"})

@@ -61,10 +61,12 @@ class LocalExecutor:
         spool = Spool(plan.request["label"])
         handle = _handle(spool, plan.replicas)
         secrets = _resolve(plan.request["secrets"])
-        _write_once(spool, plan)
-        if spool.status.exists() or spool.holder() is not None:
-            return handle
-        self._start_shepherd(plan, spool, secrets)
+        try:
+            _write_once(spool, plan)
+            if not spool.status.exists() and spool.holder() is None:
+                self._start_shepherd(plan, spool, secrets)
+        except OSError as exc:
+            raise SubmitError(f"cannot start run `{plan.run_id}` in {spool.root}: {exc}") from exc
         return handle
 
     def status(self, handle: RunHandle) -> RunStatus:
@@ -241,6 +243,10 @@ def _resolve(references: Mapping[str, str]) -> dict[str, str]:
             problems.append(f"secrets.{name}=`{reference}`: there is no variable `{where}` here")
         except OSError as exc:
             problems.append(f"secrets.{name}=`{reference}`: {exc.strerror}")
+        except UnicodeDecodeError:
+            problems.append(f"secrets.{name}=`{reference}`: not a text in UTF-8")
+        if "\0" in values.get(name, ""):
+            problems.append(f"secrets.{name}=`{reference}`: a variable cannot hold a NUL")
     if problems:
         raise InvalidSpec("secrets", problems)
     return values
