@@ -154,32 +154,28 @@ def test_one_who_comes_back_without_a_model_does_not_pull_the_others_back():
     assert max(tensor.abs().max().item() for tensor in first) < 10
 
 
-def test_one_who_was_away_for_long_loads_a_snapshot_and_old_rounds_are_gone():
+@pytest.mark.parametrize("rounds", [18, 20], ids=["right at a snapshot", "two rounds after it"])
+@pytest.mark.parametrize("kind", ["whole", "streaming"])
+def test_one_who_was_away_for_long_loads_a_snapshot_and_old_rounds_are_gone(kind, rounds):
     gone, back = threading.Event(), threading.Event()
     options = {"quorum": at_least(1, grace_s=0.0, deadline_s=60.0), "snapshot_every": 3}
 
     def body(rank: int) -> Any:
-        replica = Replica(store, rank, "whole", **options)
+        replica = Replica(store, rank, kind, **options)
         if rank == 1:
             replica.train(1)
             replica.manager.shutdown()
             gone.set()
             back.wait(60)
-            replica = Replica(store, rank, "whole", seed=99, **options)
-            replica.manager.current_step()
-            at = replica.manager.state_dict()
-            found = bits(replica.agreed), bits(replica.momentum), bits(weights(replica.model))
-            replica.manager.shutdown()
-            return at, found
-        gone.wait(60)
-        replica.train(20)
+            replica = Replica(store, rank, kind, seed=99, **options)
+            assert replica.manager.current_step() == rounds
+            assert bits(weights(replica.model)) == bits(replica.agreed), "live weights are the global ones"
+        else:
+            gone.wait(60)
+            replica.train(rounds)
         replica.manager.shutdown()
         back.set()
-        return replica.manager.state_dict(), (
-            bits(replica.agreed),
-            bits(replica.momentum),
-            bits(weights(replica.model)),
-        )
+        return replica.manager.state_dict(), bits(replica.agreed), bits(replica.momentum)
 
     store = MemoryStore()
     first, second = side_by_side(2, body)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,6 +270,30 @@ def test_a_replica_that_does_not_come_is_a_failed_round_not_a_hang():
     error = side_by_side(2, body)[0]
     assert isinstance(error, QuorumLost)
     assert error.missing == (1,)
+
+
+def test_a_round_that_is_tried_again_counts_what_was_announced_first():
+    """The others may have used it already; writing other values over it would spoil the round for everybody."""
+    failed = threading.Event()
+    chunked = replace(QUICK, inline_bytes=0)
+
+    def body(rank: int) -> Any:
+        manager = Manager(store, rank, 2, tuning=chunked, timeout_s=0.5 if rank == 1 else 60.0)
+        assert averaged(manager, numbers(rank))
+        first, second = numbers(rank) + 1, numbers(rank) + 2
+        if rank == 1:
+            assert not averaged(manager, first)
+            failed.set()
+        else:
+            failed.wait(30)
+        for _ in range(20):
+            if averaged(manager, tensor := second.clone()):
+                break
+        manager.shutdown()
+        return tensor.tolist()
+
+    store = MemoryStore()
+    assert side_by_side(2, body) == [((numbers(0) + 2 + numbers(1) + 1) / 2).tolist()] * 2
 
 
 def test_with_a_smaller_quorum_the_others_go_on():

@@ -240,6 +240,7 @@ class Manager:
         """End the exchange under way and the thread. With `leave`, the others stop waiting for this replica."""
         if wait:
             self._settle()
+            self._rounds.tidy()
         self._rounds.close(leave=leave, wait=wait)
 
     def __enter__(self) -> Self:
