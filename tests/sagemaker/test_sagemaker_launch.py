@@ -182,3 +182,23 @@ def test_the_handle_leads_back_to_run_and_store(held, executor):
 def test_a_client_for_the_handles_region_is_used_whatever_ours_is(held, executor):
     handle = executor().submit(plan_of(executor(), 1))
     assert executor(region="eu-west-3").status(handle).replicas[0].state is ReplicaState.PENDING
+
+
+def test_a_job_whose_answer_was_lost_is_ours_to_stop(held, executor):
+    held.faults.fail(Call.CREATE, Fault.BROKEN, nth=2, times=1, after_effect=True)
+    held.faults.fail(Call.CREATE, Fault.FORBIDDEN, nth=4)  # the third is the second try of rank 1
+    with pytest.raises(SubmitError) as caught:
+        executor(patience_s=10.0).submit(plan_of(executor()))
+    assert (caught.value.left_running, going(held)) == ((), [])
+    assert len(held.engine.jobs) == 2
+
+
+def test_jobs_of_another_launcher_are_left_alone_and_named(held, executor):
+    plan = plan_of(executor())
+    first, second, _ = plan.request["jobs"]
+    for body in (first, second):
+        held.engine.answer("CreateTrainingJob", body)
+    held.faults.fail(Call.CREATE, Fault.FORBIDDEN, nth=3)
+    with pytest.raises(SubmitError) as caught:
+        executor().submit(plan)
+    assert list(caught.value.left_running) == [first["TrainingJobName"], second["TrainingJobName"]] == going(held)

@@ -108,6 +108,13 @@ def test_an_unclear_validation_error_is_not_taken_for_stopped(peer, executor):
         executor().cancel(handle)
 
 
+def test_a_stop_that_finds_nothing_is_not_believed_while_the_job_is_seen_to_run(peer, executor):
+    handle = seeded(peer, executor, [("InProgress", "Training")])
+    peer.faults.fail(Call.STOP, Fault.NOT_FOUND)
+    with pytest.raises(BackendError, match="Requested resource not found"):
+        executor().cancel(handle)
+
+
 # ── logs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -147,6 +154,7 @@ def test_the_stores_copy_is_shown_where_cloudwatch_has_none(bench, peer):
         over(bench, run)
         peer.log.forget(run.handle.native_id)
         assert list(run.logs(0)) == ["kept"]
+        assert list(run.logs(0, follow=True)) == ["kept"]
         peer.faults.fail(Call.LOG, Fault.FORBIDDEN)
         assert list(run.logs(0)) == ["kept"]
 
@@ -159,6 +167,12 @@ def test_a_long_log_is_complete_and_its_tail_is_read_from_the_end(bench, peer):
         peer.calls.clear()
         assert list(run.executor.logs(run.handle, 0, tail=3)) == lines[-3:]
         assert peer.calls["logs", "GetLogEvents"] == 1
+
+
+def test_logs_are_read_in_the_region_of_the_handle(bench):
+    with launched(bench, "say", args={"lines": ["here"]}) as run:
+        over(bench, run)
+        assert list(bench.executor(region="eu-west-3").logs(run.handle, 0)) == ["here"]
 
 
 def test_following_ends_when_the_run_is_cancelled(bench):

@@ -19,7 +19,7 @@ from atoll.executors.sagemaker.errors import EXECUTOR
 from atoll.executors.sagemaker.gateway import Gateway
 from atoll.executors.sagemaker.jobs import Jobs
 from atoll.executors.sagemaker.launch import Launch
-from atoll.executors.sagemaker.logs import JobLog, followed
+from atoll.executors.sagemaker.logs import JobLog, followed, no_log
 from atoll.executors.sagemaker.request import CAPABILITIES, job_name, training_request
 from atoll.executors.sagemaker.settings import JobSettings
 from atoll.executors.sagemaker.status import is_over, replica_status
@@ -101,8 +101,9 @@ class SageMakerTrainingExecutor:
         job = job_name(handle.native_id, rank)
         log = JobLog(self._gateway, job, region=handle.scope)
         streams = log.streams()
-        if not streams and self._is_silent_for_good(handle, job):
-            raise RunNotFound(f"CloudWatch has no log of job `{job}`", executor=self.name, operation="logs")
+        found = None if streams else self._jobs.described(handle.scope, job)
+        if not streams and (found is None or (is_over(found) and not follow)):
+            raise no_log(job)
         if follow:
             yield from self._followed(log, handle, job, tail)
         else:
@@ -122,11 +123,6 @@ class SageMakerTrainingExecutor:
         names = (job_name(handle.native_id, rank) for rank in range(handle.replicas))
         found = (self._jobs.described(handle.scope, name) for name in names)
         return [None if job is None else job.get("BillableTimeInSeconds") for job in found]
-
-    def _is_silent_for_good(self, handle: RunHandle, job: str) -> bool:
-        """No stream, and none will come: the job is unknown, or over and has said nothing to CloudWatch."""
-        found = self._jobs.described(handle.scope, job)
-        return found is None or is_over(found)
 
     def _followed(self, log: JobLog, handle: RunHandle, job: str, tail: int | None) -> Iterator[str]:
         def over() -> bool:

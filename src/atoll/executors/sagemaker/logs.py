@@ -12,6 +12,8 @@ from itertools import chain
 from typing import Any
 
 from atoll._time import Clock, Deadline
+from atoll.errors import RunNotFound
+from atoll.executors.sagemaker.errors import EXECUTOR
 from atoll.executors.sagemaker.gateway import Gateway
 
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -24,7 +26,7 @@ class JobLog:
     """The output of one job. Remembers how far it was read."""
 
     def __init__(self, gateway: Gateway, job: str, *, region: str | None) -> None:
-        self._gateway, self._job, self._region = gateway, job, region
+        self._gateway, self.job, self._region = gateway, job, region
         self._read: dict[str, str] = {}
         """Stream -> the token after what was read of it."""
 
@@ -33,7 +35,7 @@ class JobLog:
         found: list[str] = []
         more: dict[str, str] = {}
         while True:
-            page = self._ask("describe_log_streams", logStreamNamePrefix=f"{self._job}/", **more)
+            page = self._ask("describe_log_streams", logStreamNamePrefix=f"{self.job}/", **more)
             found += [str(stream["logStreamName"]) for stream in page.get("logStreams", [])]
             if not page.get("nextToken"):
                 return sorted(found)
@@ -73,19 +75,23 @@ class JobLog:
         return list(chain.from_iterable(reversed(pages)))
 
     def _ask(self, verb: str, **body: Any) -> dict[str, Any]:
-        what = f"log of `{self._job}`"
+        what = f"log of `{self.job}`"
         return self._gateway.ask("logs", verb, "logs", what, region=self._region, logGroupName=GROUP, **body)
 
 
 def followed(
     log: JobLog, *, tail: int | None, is_over: Callable[[], bool], pause_s: float, lag_s: float, clock: Clock
 ) -> Iterator[str]:
-    """Lines as they come, until the job has been over for `lag_s` and nothing new came: delivery takes a while."""
+    """Lines as they come, until the job has been over for `lag_s` and nothing new came: delivery takes a while.
+
+    `RunNotFound` if by then there is not even an empty stream.
+    """
     is_first = True
     end: Deadline | None = None
     while True:
         over = is_over()  # before reading: what is written after this is read next time
-        lines = log.new_lines(log.streams())
+        streams = log.streams()
+        lines = log.new_lines(streams)
         if is_first and tail is not None:
             lines = lines[len(lines) - min(tail, len(lines)) :]
         is_first = False
@@ -93,8 +99,15 @@ def followed(
         if over and (end is None or lines):
             end = Deadline(lag_s, clock)
         elif end is not None and end.is_past:
+            if not streams:
+                raise no_log(log.job)
             return
         clock.sleep(pause_s)
+
+
+def no_log(job: str) -> RunNotFound:
+    """CloudWatch has nothing of a job: the caller may look in the store."""
+    return RunNotFound(f"CloudWatch has no log of job `{job}`", executor=EXECUTOR, operation="logs")
 
 
 def _merged(streams: Iterable[list[Event]]) -> Iterator[Event]:
