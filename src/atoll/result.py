@@ -9,6 +9,9 @@ from typing import Any
 from atoll.errors import RunFailed
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
+_LAST_LINE_CHARS = 2000
+"""A progress bar can make a single line of a whole log."""
+
 
 @dataclass(frozen=True)
 class ErrorReport:
@@ -92,7 +95,8 @@ def join(status: RunStatus, outcomes: Mapping[int, ReplicaOutcome], *, cancelled
 def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: bool) -> ReplicaStatus:
     if replica.state is ReplicaState.SUCCEEDED and outcome is None:
         message = "the process ended well but left no outcome record in the store"
-        return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=message)
+        why = f"{message}: {replica.message}" if replica.message else message
+        return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=why)
     if outcome is None or outcome.attempt < replica.attempt:
         return replica
     if replica.state is ReplicaState.LOST:
@@ -129,7 +133,7 @@ def last_lines(lines: Callable[[], Iterable[str]], count: int = 5) -> tuple[str,
     from atoll.errors import AtollError
 
     try:
-        return tuple(lines())[-count:]
+        return tuple(line[-_LAST_LINE_CHARS:] for line in lines())[-count:]
     except AtollError as exc:
         return (f"[no log: {exc.message}]",)
 

@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import atoll
 from atoll import journal
-from atoll.errors import InvalidSpec, SubmitError
+from atoll.errors import InvalidSpec, RunFailed, SubmitError
 from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.leash import Leash
+from atoll.replica.outlet import Outlet
 from atoll.replica.spool import Spool
 from atoll.run import Run, prepare
 from atoll.status import Reason, ReplicaState
@@ -95,6 +97,10 @@ def writes_outcome(ctx, text):
 def outcome_is_a_folder(ctx):
     os.makedirs(os.path.join(ctx.spool, "outcome.json", "in", "the", "way"))
     os._exit(0)
+
+def one_long_line(size):
+    os.write(1, b"first\\n" + b"z" * size)
+    os._exit(3)
 
 def sleeps(seconds):
     time.sleep(seconds)
@@ -327,3 +333,42 @@ def test_a_secret_that_no_variable_can_hold_is_refused_and_not_shown(hostile, st
     (hostile / "key").write_bytes(data)
     with pytest.raises(InvalidSpec, match=rule):
         atoll.launch("hostile:sleeps", store=store, args={"seconds": 0}, secrets={"KEY": f"file:{hostile}/key"})
+
+
+def test_a_log_that_is_one_long_line_is_followed_whole_and_quoted_in_part(hostile, store):
+    run = atoll.launch("hostile:one_long_line", store=store, args={"size": 300_000})
+    assert list(run.logs(0, follow=True)) == ["first", "z" * 300_000]
+    with pytest.raises(RunFailed) as caught:
+        run.result().raise_for_failures()
+    assert len(str(caught.value)) < 5000
+
+
+def test_a_store_that_fills_up_is_named_as_the_reason(hostile, store):
+    """The scribe says what was in the way, and that is not lost under our own verdict."""
+    run = atoll.launch("hostile:short", store=store, args={"folder": str(hostile)})
+    until(lambda: scribe_of(run), "the scribe is there")
+    root = Path(store.removeprefix("file://"))
+    root.rename(root.with_name("moved"))
+    root.write_text("in the way")
+    (hostile / "go").touch()
+    status = run.wait(LIMIT_S).replicas[0]
+    root.unlink()
+    root.with_name("moved").rename(root)
+    assert status.reason is Reason.NO_OUTCOME
+    assert "Not a directory" in status.message
+
+
+def test_a_full_disk_under_spool_and_diary_does_not_take_the_shepherd_down(tmp_path):
+    """/dev/full is a disk on which nothing fits."""
+    outlet = Outlet(Path("/dev/full"))
+    os.write(outlet._write_end, b"output")
+    with open("/dev/full", "w") as diary, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", diary)
+        outlet.pour()
+        with suppress(OSError):
+            diary.flush()
+        patch.undo()
+        with suppress(OSError):
+            diary.close()
+    outlet.close_in_shepherd()
+    outlet.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -73,7 +74,8 @@ class Outlet:
             # A full disk must not stop the replica: what does not fit is lost, and that is said.
             if not self._complained:
                 self._complained = True
-                print(f"shepherd: output is lost: {exc}", file=sys.stderr, flush=True)
+                with suppress(OSError):  # the diary may be on the same disk
+                    print(f"shepherd: output is lost: {exc}", file=sys.stderr, flush=True)
 
 
 def _stream(descriptor: int) -> TextIO:

@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import time
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,8 @@ class Scribe:
     def _complain(self, exc: Exception) -> None:
         if str(exc) != self._trouble:
             self._trouble = str(exc)
-            print(f"scribe: {self._trouble}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # a full disk, perhaps: no reason to stop trying
+                print(f"scribe: {self._trouble}", file=sys.stderr, flush=True)
 
     def _orphaned(self) -> int:
         """The shepherd died. The leash has killed the replicas; end what slipped it, and save their last words."""

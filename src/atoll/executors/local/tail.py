@@ -37,7 +37,8 @@ def follow_lines(
     log_of: Callable[[int], Path], *, first: int, tail: int | None, current: Callable[[], ReplicaStatus], clock: Clock
 ) -> Iterator[str]:
     """Lines as they come, over restarts, until the replica is over and everything was read."""
-    number, partial = first, b""
+    number = first
+    partial: list[bytes] = []  # in pieces: a line may be as long as the log, and joining it at each block is quadratic
     path = log_of(number)
     offset = _start_of_last(path, tail) if tail is not None and path.exists() else 0
     while True:
@@ -45,16 +46,19 @@ def follow_lines(
         block = _read(path, offset)
         while block:
             offset += len(block)
-            *whole, partial = (partial + block).split(b"\n")
+            *whole, rest = block.split(b"\n")
+            if whole:
+                whole[0], partial = b"".join([*partial, whole[0]]), []
+            partial.append(rest)
             yield from map(_text, whole)
             block = _read(path, offset)
         moved_on = status.attempt > number
         if moved_on or status.state.is_terminal:
-            if partial:
-                yield _text(partial)
+            if any(partial):
+                yield _text(b"".join(partial))
             if not moved_on:
                 return
-            number, partial, offset = number + 1, b"", 0
+            number, partial, offset = number + 1, [], 0
             path = log_of(number)
         else:
             clock.sleep(_PAUSE_S)
