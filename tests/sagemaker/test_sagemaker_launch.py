@@ -54,6 +54,26 @@ def test_a_launch_that_was_undone_can_be_started_again(held, executor):
     assert going(held) == [job_name(handle.native_id, rank) for rank in range(3)]
 
 
+def test_a_delete_whose_answer_was_lost_frees_the_name_all_the_same(held, executor):
+    held.engine.quota = 2
+    plan = plan_of(executor())
+    with pytest.raises(SubmitError):
+        executor().submit(plan)
+    held.engine.quota = None
+    held.faults.fail("DeleteTrainingJob", Fault.BROKEN, times=1, after_effect=True)
+    executor(patience_s=10.0).submit(plan)
+    assert len(going(held)) == 3
+
+
+def test_a_name_that_is_being_deleted_is_waited_for(held, executor):
+    plan = plan_of(executor(), 1)
+    body = plan.request["jobs"][0]
+    held.engine.seed(body, "Deleting", "Completed")
+    held.faults.on("DescribeTrainingJob", lambda: held.engine.jobs.pop(body["TrainingJobName"]), nth=3)
+    executor().submit(plan)
+    assert going(held) == [body["TrainingJobName"]]
+
+
 def test_a_name_that_cannot_be_freed_says_so(held, executor):
     held.engine.quota = 2
     plan = plan_of(executor())

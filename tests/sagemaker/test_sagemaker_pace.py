@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from atoll.context import RunContext
 from atoll.errors import AuthError, BackendError, BackendUnavailable
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.pace import Pace
 from atoll.handle import RunHandle
+from atoll.spec import Placement
 from atoll.status import ReplicaState
 from atoll.testing.fakes import FakeClock
 
@@ -128,3 +130,14 @@ def test_cancel_asks_again_while_a_stop_has_no_effect_and_gives_up_at_last():
     with pytest.raises(BackendError, match="does not stop"):
         executor(client, stop_s=60).cancel(HANDLE)
     assert client.times[-1] - client.times[0] >= 60
+
+
+def test_a_client_of_ones_own_needs_no_region(monkeypatch):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    client = Client(page())
+    given = {"role_arn": "arn:aws:iam::123456789012:role/r", "image_uri": "i", "output_s3_path": "s3://b/o"}
+    made = SageMakerTrainingExecutor(sagemaker_client=client, clock=client.clock, **given)
+    plan = made.plan(RunContext("exp", "s3://b/e"), Placement())
+    assert RunHandle.parse(str(RunHandle(made.name, plan.request["region"], "exp", 1))).scope == ""

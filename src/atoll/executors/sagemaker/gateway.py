@@ -39,7 +39,9 @@ class Gateway:
         self._made: dict[tuple[str, str | None], Any] = {}
         self._lock = Lock()
         self._session = self._new_session()
-        self.region: str | None = region or _region_of(self._given) or self._session.region_name
+        own = "" if "sagemaker" in self._given else None
+        self.region: str | None = region or _region_of(self._given) or self._session.region_name or own
+        """Empty: that of a client that was given to us, whichever it is."""
         self._list_pace = Pace(list_calls_per_s, clock=clock)
         self._rate, self._paces = calls_per_s, dict[str, Pace]()
 
@@ -142,5 +144,5 @@ def _may_pass(error: AtollError) -> bool:
 
 
 def _region_of(clients: Mapping[str, Any]) -> str | None:
-    metas = [getattr(client, "meta", None) for client in clients.values()]
-    return next((region for meta in metas if (region := getattr(meta, "region_name", None))), None)
+    regions = [getattr(getattr(client, "meta", None), "region_name", None) for client in clients.values()]
+    return next((region for region in regions if isinstance(region, str)), None)

@@ -57,8 +57,14 @@ class Jobs:
         """Have the service forget a job that is over; its name is free again when this returns."""
         try:
             self._ask("delete_training_job", "submit", name, region)
+        except RunNotFound:
+            return  # gone already, perhaps by an earlier try whose answer was lost
         except AttributeError as exc:
             raise BackendError("this boto3 cannot delete jobs", executor=EXECUTOR, operation="submit") from exc
+        self.await_gone(region, name)
+
+    def await_gone(self, region: str, name: str) -> None:
+        """Returns when the service knows no job of that name."""
         deadline, pauses = Deadline(self._stop_s, self._clock), backoff(self._pause_s, cap_s=5 * self._pause_s)
         while self.described(region, name) is not None:
             if deadline.is_past:

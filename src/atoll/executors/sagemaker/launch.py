@@ -85,6 +85,9 @@ class Launch:
             if deadline.is_past:
                 raise taken
             deadline.sleep(next(pauses))
+        if found["TrainingJobStatus"] == "Deleting":
+            self._jobs.await_gone(self._region, str(body["TrainingJobName"]))
+            return False
         if not self._is_ours(body, found):
             raise Conflict(self._plan.run_id, list(_differences(body, found))) from taken
         if self._was_undone(found):

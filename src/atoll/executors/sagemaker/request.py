@@ -159,7 +159,7 @@ def _tokened(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _context_problems(context: RunContext, region: str | None) -> Iterator[str]:
-    if not region:
+    if region is None:
         yield "region: not set; set it here, or AWS_REGION, or `region` in ~/.aws/config"
     if context.store_uri.startswith("memory:"):
         yield f"store=`{context.store_uri}`: replicas are on other machines and cannot see this one's memory"
