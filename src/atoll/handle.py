@@ -28,11 +28,16 @@ class RunHandle:
     @classmethod
     def parse(cls, text: str) -> RunHandle:
         """The handle that prints as `text`; `ConfigError` if there is none."""
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError:
+            parts = urlsplit("")
         executor = parts.scheme.replace("-", "_")
         replicas = parse_qs(parts.query).get("replicas", [""])[0]
         scope, native = unquote(parts.netloc), unquote(parts.path.removeprefix("/"))
-        if not (_EXECUTOR.match(executor) and native and replicas.isdecimal() and int(replicas) > 0):
+        if not (
+            _EXECUTOR.match(executor) and native and replicas.isdecimal() and len(replicas) < 8 and int(replicas) > 0
+        ):
             raise ConfigError(
                 f"`{text}` is not a run handle", hint="a handle looks like `local://host/exp-7f3k?replicas=4`"
             )

@@ -55,6 +55,9 @@ def _read() -> Iterator[Known]:
     folder = home() / "index"
     for path in folder.glob("*.json") if folder.is_dir() else ():
         try:
-            yield Known(**json.loads(path.read_text(encoding="utf-8")))
+            known = Known(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             continue  # only a cache
+        texts = (known.run_id, known.store, known.handle)
+        if all(isinstance(text, str) for text in texts) and isinstance(known.at, int | float):
+            yield known

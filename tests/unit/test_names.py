@@ -80,7 +80,17 @@ def test_a_handle_survives_text(executor, scope, native_id, replicas):
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "x", "local://h/x", "local://h/?replicas=2", "local://h/x?replicas=0", "://a/b?replicas=1"]
+    "bad",
+    [
+        "",
+        "x",
+        "local://h/x",
+        "local://h/?replicas=2",
+        "local://h/x?replicas=0",
+        "://a/b?replicas=1",
+        "local://[",
+        f"local://h/x?replicas={'9' * 5000}",
+    ],
 )
 def test_what_is_no_handle_is_refused(bad):
     with pytest.raises(ConfigError, match="not a run handle"):
