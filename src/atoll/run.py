@@ -13,7 +13,7 @@ from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
 from atoll.entry import Entry, is_loading
 from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
-from atoll.executors.base import Executor, Originator, Plan
+from atoll.executors.base import Executor, Originator, Plan, Preflighter
 from atoll.handle import RunHandle
 from atoll.home import default_store
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
@@ -128,12 +128,11 @@ class Draft:
     def submit(self) -> Run:
         """Record, then start. Killed at any point, the next submit of the same run id goes on from there."""
         run_id = self.spec.run_id
-        if self.bundle is not None:
-            from atoll.workspace import upload
-
-            upload(self.bundle, self.store)
-        journal.record_run(self.store, self.spec, executor=self.executor.name)
         handle = journal.read_handle(self.store, run_id)
+        if handle is None:
+            self.preflight()
+            self._upload()
+        journal.record_run(self.store, self.spec, executor=self.executor.name)
         if handle is None and journal.is_cancelled(self.store, run_id):
             return Run(self.spec, self.executor, self.store, None)
         if handle is None:
@@ -143,6 +142,17 @@ class Draft:
                 self.executor.cancel(handle)  # somebody changed their mind while we were starting it
         index.remember(run_id, self.store.uri, str(handle))
         return Run(self.spec, self.executor, self.store, handle)
+
+    def preflight(self) -> None:
+        """Raise what the executor sees only now; nothing is recorded yet."""
+        if isinstance(self.executor, Preflighter):
+            self.executor.preflight(self.plan)
+
+    def _upload(self) -> None:
+        if self.bundle is not None:
+            from atoll.workspace import upload
+
+            upload(self.bundle, self.store)
 
 
 class Run:

@@ -286,7 +286,8 @@ def test_secrets_reach_the_replica_and_nothing_else(jobs, store, monkeypatch, ow
 def test_a_missing_secret_is_refused_before_anything_starts(jobs, store, own_home):
     with pytest.raises(InvalidSpec, match="there is no variable `NOT_THERE` here"):
         atoll.launch("jobs:echo", store=store, secrets={"X": "env:NOT_THERE"})
-    assert not list(own_home.glob("local/*/status.json"))
+    assert not list(own_home.glob("local/*"))
+    assert list(atoll.open_store(store).list("")) == []
 
 
 def test_a_refusal_lists_every_reason(jobs, store):

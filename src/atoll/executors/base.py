@@ -121,6 +121,15 @@ class Originator(Protocol):
 
 
 @runtime_checkable
+class Preflighter(Protocol):
+    """An executor with reasons to refuse that a pure plan cannot see, such as a secret that is not there."""
+
+    def preflight(self, plan: Plan) -> None:
+        """Raise `ConfigError` with every such reason. Called before anything is recorded."""
+        ...
+
+
+@runtime_checkable
 class Diagnoser(Protocol):
     """An executor that can say whether it would work here."""
 

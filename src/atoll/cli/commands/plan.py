@@ -22,4 +22,5 @@ def plan_command(out: Output, **options: Any) -> None:
     made = draft(out, options, click.get_current_context().meta.get("words", ()))
     announce(out, made)
     out.data(draft_json(made))
+    made.preflight()
     out.text(str(made.plan))

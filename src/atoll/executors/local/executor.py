@@ -57,6 +57,9 @@ class LocalExecutor:
             raise Unsupported(self.name, context.run_id, problems)
         return Plan(self.name, context.run_id, placement.replicas, request)
 
+    def preflight(self, plan: Plan) -> None:
+        _resolve(plan.request["secrets"])
+
     def submit(self, plan: Plan) -> RunHandle:
         spool = Spool(plan.request["label"])
         handle = _handle(spool, plan.replicas)
