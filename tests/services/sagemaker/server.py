@@ -77,6 +77,7 @@ class Peer:
         self.quotas.clear()
         self.empty_pages = 0
         self.log.lag_s = 0.0
+        self.log.forget("")
 
     def close(self) -> None:
         self.reset()
