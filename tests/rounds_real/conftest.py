@@ -1,0 +1,55 @@
+"""Rounds between real processes, over a folder and over a real S3 server: the same test bodies for both."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from offspring import Nursery, Place, nursery_in
+
+from atoll.registry import open_store
+from services.stores import Service, seaweed  # noqa: F401
+
+pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
+
+
+@pytest.fixture(scope="session")
+def warm_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with nursery_in(tmp_path_factory.mktemp("nursery"), "real_replica", "obstore.store") as made:
+        yield made
+
+
+@pytest.fixture
+def nursery(warm_nursery: Nursery) -> Iterator[Nursery]:
+    """Starts real processes; those that a test leaves behind are ended."""
+    warm_nursery.environment = {}
+    try:
+        yield warm_nursery
+    finally:
+        warm_nursery.end_children()
+
+
+@pytest.fixture
+def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: F811
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    open_store(seaweed.uri(seaweed.new_place())).put("bucket", b"is made by the first write")
+    return seaweed
+
+
+@pytest.fixture(params=["file", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, nursery: Nursery) -> Place:
+    """Where the replicas of a test meet."""
+    uri = (tmp_path / "store").as_uri()
+    if request.param == "s3":
+        service = request.getfixturevalue("s3")
+        nursery.environment = service.environment
+        uri = service.uri(service.new_place())
+    return Place(request.param, uri, open_store(uri))
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"run-{uuid.uuid4().hex[:8]}"
