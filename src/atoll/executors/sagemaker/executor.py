@@ -7,6 +7,7 @@ create that finds it taken either meets our own job (its launch token says so), 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -65,8 +66,8 @@ class SageMakerTrainingExecutor:
 
     def with_settings(self, **changes: Any) -> SageMakerTrainingExecutor:
         """The same executor with other job settings."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _settings=replace(self._settings, **changes))
+        other = copy(self)
+        other._settings = replace(self._settings, **changes)
         return other
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
