@@ -47,7 +47,8 @@ class FatedStore:
             self._seen += is_due
         if is_due and when == "before":
             os.kill(os.getpid(), _SIGNALS[what])
-        result = act()
-        if is_due and when == "after":
-            os.kill(os.getpid(), _SIGNALS[what])
-        return result
+        try:
+            return act()
+        finally:
+            if is_due and when == "after":
+                os.kill(os.getpid(), _SIGNALS[what])

@@ -1,4 +1,4 @@
-"""SIGKILL at every step of the protocol: the replica that starts again ends with the bits of a run without deaths."""
+"""SIGKILL at every step of the protocol: replicas that start again end with the bits of a run without deaths."""
 
 from __future__ import annotations
 
@@ -8,39 +8,47 @@ from real_replica import expected
 
 from atoll.rounds.verify import verify
 
-COUNT, ROUNDS = 4, 6
-MOMENTS = {
-    "before publishing": ["before", "put", "*/rounds/0000000002/update/*", 1],
-    "in the middle of publishing": ["after", "put", "*/rounds/0000000002/update/*", 2],
-    "before its offer": ["before", "create", "*/rounds/0000000002/offer/*", 1],
-    "after publishing": ["after", "create", "*/rounds/0000000002/offer/*", 1],
-    "while waiting": ["before", "get", "*/commits/0000000002.json", 2],
-    "before it commits": ["before", "create", "*/commits/*", 1],
-    "after it committed": ["after", "create", "*/commits/*", 1],
-    "in the middle of the reduce": ["before", "put", "*/rounds/0000000002/mean/*", 1],
-    "after its part of the reduce": ["after", "put", "*/rounds/0000000002/mean/*", 1],
-    "before it acknowledges": ["before", "put", "*/acks/*", 2],
-    "before the blob of a snapshot": ["before", "put", "*/blobs/0000000004-*", 1],
-    "between the blob of a snapshot and its record": ["before", "create", "*/snapshots/0000000004.json", 1],
-    "after a snapshot": ["after", "create", "*/snapshots/0000000004.json", 1],
-    "in the middle of deleting": ["after", "delete", "*/sync/rounds/*", 3],
-    "between deleting rounds and commits": ["before", "delete", "*/sync/commits/*", 1],
+COUNT, ROUNDS, KEEPER = 4, 6, 1
+STORMS = {
+    "publishing": {
+        1: [["before", "put", "*/rounds/0000000001/update/*", 1]],
+        2: [["after", "put", "*/rounds/0000000002/update/*", 2]],
+        3: [["before", "create", "*/rounds/0000000003/offer/*", 1], ["after", "create", "*/0000000004/offer/*", 1]],
+    },
+    "waiting and committing": {
+        0: [["before", "create", "*/commits/*", 2], ["after", "create", "*/commits/*", 2]],  # commits if it is alive
+        2: [["before", "get", "*/commits/0000000002.json", 2]],
+        3: [["after", "get", "*/commits/0000000004.json", 2]],
+    },
+    "reducing": {
+        0: [["before", "put", "*/rounds/0000000001/mean/*", 1]],
+        1: [["after", "put", "*/rounds/0000000002/mean/*", 1]],
+        2: [["before", "get", "*/rounds/0000000003/mean/*", 1]],
+    },
+    "writing a snapshot": {
+        KEEPER: [
+            ["before", "put", "*/blobs/0000000002-*", 1],
+            ["before", "create", "*/snapshots/0000000004.json", 1],
+            ["after", "create", "*/snapshots/0000000006.json", 1],
+        ],
+        2: [["before", "put", "*/acks/*", 2]],
+    },
+    "deleting": {
+        KEEPER: [["after", "delete", "*/sync/rounds/*", 3], ["before", "delete", "*/sync/commits/*", 1]],
+    },
 }
+"""For each rank, what its first attempts die of."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_replica_killed_and_started_again_changes_nothing(
-    place: Place, nursery: Nursery, run_id: str, moment: str
+@pytest.mark.parametrize("storm", STORMS)
+def test_replicas_killed_and_started_again_change_nothing(
+    place: Place, nursery: Nursery, run_id: str, storm: str
 ) -> None:
-    # Rank 0 is the one that commits; rank 1 is the one that snapshots and deletes.
-    victim = 0 if "it commit" in moment else 1
-    replicas = [
-        {"uri": place.uri, "run_id": run_id, "rank": rank, "world_size": COUNT, "rounds": ROUNDS, "keeper": 1}
-        for rank in range(COUNT)
-    ]
-    done = run_with_restarts(nursery, "real_replica:train", replicas, {victim: [["kill", *MOMENTS[moment]]]})
+    common = {"uri": place.uri, "run_id": run_id, "world_size": COUNT, "rounds": ROUNDS, "keeper": KEEPER}
+    fates = {rank: [["kill", *moment] for moment in moments] for rank, moments in STORMS[storm].items()}
+    done = run_with_restarts(nursery, "real_replica:train", [{**common, "rank": r} for r in range(COUNT)], fates)
     found = [child.value for child in done]
-    assert [one["attempt"] for one in found] == [int(rank == victim) for rank in range(COUNT)]
+    assert [one["attempt"] for one in found] == [len(fates.get(rank, [])) for rank in range(COUNT)]
     assert {one["state"] for one in found} == {expected(COUNT, ROUNDS)}
     report = verify(place.store, run_id)
     assert report.is_right, report.difference
