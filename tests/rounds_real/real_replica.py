@@ -14,6 +14,7 @@ from atoll.errors import LeftBehind
 from atoll.registry import open_store
 from atoll.rounds.client import RoundClient
 from atoll.rounds.codec import as_bytes
+from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
@@ -152,3 +153,8 @@ def expected(world_size: int, rounds: int) -> str:
             mean = mean + update * np.float32(weight / total)
         outer_step(RULE, values, momentum, mean, is_first=round_no == 0)
     return hashlib.sha256(values.tobytes() + momentum.tobytes()).hexdigest()
+
+
+def await_commit(uri: str, run_id: str, round_no: int) -> None:
+    """Return when the round is committed."""
+    await_key(open_store(uri), RoundKeys(run_id).commit(round_no))
