@@ -72,14 +72,6 @@ class GPT(nn.Module):
         self.characters, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
-        self.apply(self._begin)
-        self.head.weight = self.characters.weight  # tied: exchanged once
-
-    def _begin(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.blocks(self.characters(x) + self.places.weight[: x.shape[1]])))
@@ -120,7 +112,7 @@ class Kept(dict):
 
 
 def train(
-    ctx: atoll.ReplicaContext, *, rounds: int = 50, inner_steps: int = 20, batch_size: int = 8, lr: float = 4e-3
+    ctx: atoll.ReplicaContext, *, rounds: int = 50, inner_steps: int = 20, batch_size: int = 8, lr: float = 2e-3
 ) -> dict:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ctx.world_size))
     torch.manual_seed(0)

@@ -174,13 +174,8 @@ class DiLoCo:
         self._inner_done, self._weight = 0, 0.0
         self._heed(outcome)
         self._tidy(outcome)
-        used = (self._client.counters, self._checkpoints.counters)
-        self._progress.round_over(
-            self.round,
-            self._clock.monotonic() - began,
-            bytes_up=sum(one.bytes_up for one in used),
-            bytes_down=sum(one.bytes_down for one in used),
-        )
+        used, waited_s = self._client.counters, self._clock.monotonic() - began
+        self._progress.round_over(self.round, waited_s, bytes_up=used.bytes_up, bytes_down=used.bytes_down)
         return outcome
 
     def log(self, **metrics: float) -> None:
