@@ -12,8 +12,10 @@ from atoll.errors import BackendError, CapacityError, Conflict, SubmitError
 from atoll.executors.sagemaker.request import job_name
 from atoll.spec import Placement
 from atoll.status import ReplicaState
+from atoll.testing import contract_jobs
 from atoll.testing.executor_bench import Call, Fault
-from atoll.testing.executor_steps import entered, launched, let_go
+from atoll.testing.executor_steps import entered, launched, let_go, until
+from atoll.testing.fakes import FakeClock
 
 CONTEXT = RunContext("exp", "s3://nowhere/exp")
 
@@ -181,11 +183,7 @@ def test_a_restart_on_a_new_spot_machine_is_a_new_attempt_whose_result_counts(be
         peer.engine.jobs[job_name(run.handle.native_id, 1)].interrupt()
 
         def is_back() -> bool:
-            from atoll.testing import contract_jobs
-
             return any(start.attempt == 1 for start in contract_jobs.starts(bench.store, run.id))
-
-        from atoll.testing.executor_steps import until
 
         until(bench, "the second attempt runs", is_back)
         assert let_go(bench, run).state is ReplicaState.SUCCEEDED
@@ -222,3 +220,30 @@ def test_jobs_of_another_launcher_are_left_alone_and_named(held, executor):
     with pytest.raises(SubmitError) as caught:
         executor().submit(plan)
     assert list(caught.value.left_running) == [first["TrainingJobName"], second["TrainingJobName"]] == going(held)
+
+
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_an_answer_lost_at_any_call_of_a_runs_life_changes_nothing(held, executor, after_effect):
+    """Start, look, follow, cancel, look, with one call after the other failing once."""
+
+    def fresh() -> Any:
+        return executor(patience_s=20.0, stop_s=300.0, clock=FakeClock())
+
+    def live(number: int) -> int:
+        held.calls.clear()
+        plan = plan_of(executor(), 2, env={"NUMBER": str(number)})
+        handle = fresh().submit(plan)
+        assert fresh().submit(plan) == handle
+        assert {r.state for r in fresh().status(handle).replicas} == {ReplicaState.PENDING}
+        assert list(fresh().logs(handle, 1)) == []
+        fresh().cancel(handle)
+        assert {r.state for r in fresh().status(handle).replicas} == {ReplicaState.CANCELLED}
+        assert len(held.engine.jobs) == 2
+        held.engine.jobs.clear()
+        return sum(held.calls.values())
+
+    calls = live(0)
+    for number in range(1, calls + 1):
+        held.faults.fail("*", Fault.BROKEN, nth=number, times=1, after_effect=after_effect)
+        live(number)
+        held.faults.heal()

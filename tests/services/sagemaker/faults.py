@@ -49,14 +49,14 @@ class _Rule:
     seen: int = 0
 
     def meets(self, operation: str) -> bool:
-        if self.operation not in (operation, CALLS.get(operation)):
+        if self.operation not in (operation, CALLS.get(operation), "*"):
             return False
         self.seen += 1
         return self.seen >= self.nth and (self.times is None or self.seen < self.nth + self.times)
 
 
 class Faults:
-    """The `Faults` of the executor contract, for this service. A call is named by the suite's word or by AWS's."""
+    """The `Faults` of the executor contract, for this service. A call is named as there, as by AWS, or `*`."""
 
     calls: frozenset[Call] = frozenset(Call)
 
