@@ -74,28 +74,33 @@ def test_nothing_is_sent_before_it_is_waited_for():
 
 def test_the_next_inner_step_is_the_start_signal_and_does_not_wait():
     """With a delay the exchange goes on while the model trains."""
-    is_open = threading.Event()
+    shared = MemoryStore()
 
     def body(rank: int) -> Any:
+        store, announced, may_go_on = FaultyStore(shared), threading.Event(), threading.Event()
+
+        def hold(verb: str, key: str) -> None:
+            if verb == "create" and "rounds/0000000001/offer/" in key:
+                announced.set()
+                may_go_on.wait(30)
+
+        store.before = hold
         manager = Manager(store, rank, 2, tuning=QUICK, timeout_s=60.0)
         assert averaged(manager, numbers(rank))
         manager.start_quorum()
         work = manager.allreduce(tensor := numbers(rank))
-        manager.disallow_state_dict_read()
+        assert not announced.is_set()
+        manager.disallow_state_dict_read()  # comes back though the exchange cannot go on
         manager.allow_state_dict_read()
-        if rank == 1:
-            # Rank 0 has begun its step, and this one has not announced anything yet that it could wait for.
-            assert not work.is_completed()
-        is_open.set()
+        assert announced.wait(30), "nobody has waited yet, and it is on its way"
+        assert not work.is_completed()
+        assert tensor.tolist() == numbers(rank).tolist(), "nothing changes under the caller's feet"
+        may_go_on.set()
         assert work.wait()
         assert manager.should_commit()
         manager.shutdown()
         return tensor.tolist()
 
-    store = FaultyStore(MemoryStore())
-    store.before = lambda verb, key: (
-        is_open.wait(30) if verb == "create" and "rounds/0000000001/offer/" in key else None
-    )  # fmt: skip
     assert side_by_side(2, body) == [(numbers(0) + 5).tolist()] * 2
 
 

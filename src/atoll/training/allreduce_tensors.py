@@ -44,7 +44,7 @@ def as_payload(tensors: Sequence[Tensor]) -> memoryview:
     """The values one after the other, little-endian; a view where one tensor lies contiguous in main memory."""
     flat = [_bytes_of(tensor) for tensor in tensors]
     joined = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
-    return memoryview(joined.numpy()).cast("B") if joined.numel() else memoryview(b"")
+    return joined.numpy().data.cast("B") if joined.numel() else memoryview(b"")
 
 
 def check_size(payload: memoryview, like: Sequence[Tensor], name: str, rank: int) -> None:
@@ -129,4 +129,5 @@ def _whole_mean(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[
     floor = quotients + (remainders // count).astype(wide)
     twice = 2 * (remainders % count)
     is_up = (twice > count) | ((twice == count) & (floor % wide.type(2) == 1))
-    return (floor + is_up.astype(wide)).astype(dtype)
+    rounded: NDArray[Any] = (floor + is_up.astype(wide)).astype(dtype)
+    return rounded

@@ -199,7 +199,7 @@ def write_mean(tensors: Sequence[Tensor], mean: F32) -> None:
 
 def fragment_behind(load: Callable[[Any], None], key: str) -> TorchftFragment:
     """The fragment that registered this function. DiLoCo hands out nothing else that leads to the live weights."""
-    found = inspect.getclosurevars(load).nonlocals.get("self")
+    found = inspect.getclosurevars(load).nonlocals.get("self") if inspect.isfunction(load) else None
     wanted = ("original_parameters", "save_parameters", "restore_parameters", "_model_fragment", "_outer_optimizer")
     if not all(hasattr(found, name) for name in wanted):
         raise ConfigError(
