@@ -76,7 +76,7 @@ def load(
     """The settings that hold in `directory`. `flags` has dotted keys: `{"replicas": 4, "env.DEBUG": "1"}`."""
     environ = os.environ if environ is None else environ
     path = file or environ.get("ATOLL_CONFIG")
-    found = read(Path(path)) if path else find(Path(directory or os.getcwd()).absolute())
+    found = read(Path(path)) if path else find(Path(directory or _here()).absolute())
     reader = _Reader()
     layers = {setting.key: setting for setting in _defaults()}
     profiles: dict[str, list[Setting]] = {}
@@ -92,6 +92,14 @@ def load(
         raise InvalidSpec("configuration", reader.problems)
     place = found.place() if found else None
     return Config(layers, place, profile, tuple(profiles), tuple(_warnings(environ, found)))
+
+
+def _here() -> str:
+    """The working folder; the root if it was deleted, because `ps` and `cancel` need none."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep
 
 
 def _defaults() -> Iterator[Setting]:

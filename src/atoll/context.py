@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from _thread import get_ident
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -103,9 +104,10 @@ class ReplicaContext:
             return
         record = {"round_no": round_no, "metrics": {name: float(value) for name, value in metrics.items()}}
         path = os.path.join(self.spool, "progress.json")
-        with open(f"{path}.new", "w") as file:
+        fresh = f"{path}.{os.getpid()}.{get_ident()}"  # threads and forked workers may speak at the same time
+        with open(fresh, "w") as file:
             json.dump(record, file)
-        os.replace(f"{path}.new", path)
+        os.replace(fresh, path)
 
 
 def current() -> ReplicaContext:

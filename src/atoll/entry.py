@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _is_loading = False
+_script: str | None = None
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
@@ -58,6 +59,20 @@ def loading() -> Iterator[None]:
         yield
     finally:
         _is_loading = False
+
+
+_script: str | None = None
+
+
+def playing(script: str) -> None:
+    """This process is a replica that runs this script as its main program."""
+    global _script
+    _script = os.path.realpath(script)
+
+
+def is_own_script(entry: object) -> bool:
+    """Whether a replica that runs a script is about to launch that script again."""
+    return _script is not None and isinstance(entry, str) and os.path.realpath(entry) == _script
 
 
 def is_loading() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from atoll import entry_check, index, journal, registry, stored_logs
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
-from atoll.entry import Entry, is_loading
+from atoll.entry import Entry, is_loading, is_own_script
 from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
 from atoll.executors.base import Executor, Originator, Plan, Preflighter
 from atoll.handle import RunHandle
@@ -72,6 +72,11 @@ def prepare(
         raise ConfigError(
             "a run was launched while a replica was loading your code, so each replica would launch another run",
             hint="put the launch under `if __name__ == '__main__':`",
+        )
+    if is_own_script(entry):
+        raise ConfigError(
+            f"a replica that runs `{entry}` launches `{entry}`, so each replica would launch another run",
+            hint="launch a function of it: `script.py:function`",
         )
     executor = registry.executor(on, **(settings or {})) if isinstance(on, str) else on
     opened = registry.open_store(store or default_store())
@@ -171,6 +176,8 @@ class Run:
     def handle(self) -> RunHandle:
         """One line of text that finds the run again."""
         if self._handle is None:
+            if journal.is_cancelled(self.store, self.id):
+                raise RunNotFound(f"run `{self.id}` was cancelled before it started", hint="choose another run id")
             raise RunNotFound(
                 f"run `{self.id}` was recorded but never started: its launcher was interrupted",
                 hint="launch it again with the same run id to go on",
@@ -298,6 +305,13 @@ def _needs_store(status: RunStatus) -> bool:
     return status.is_terminal or any(r.state is ReplicaState.LOST for r in status.replicas)
 
 
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as exc:
+        raise ConfigError("the working folder was deleted", hint="cd to another one, or give `workspace`") from exc
+
+
 def _code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
     """How replicas get the code: in place where they share our files, else a bundle of `workspace`, else the image."""
     if workspace is not None:
@@ -306,5 +320,5 @@ def _code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
         bundle = build(Path(workspace))
         return Code.bundle(bundle.digest), bundle
     if "in_place" in executor.capabilities.code:
-        return Code.in_place(os.getcwd()), None
+        return Code.in_place(_working_folder()), None
     return Code.image(), None

@@ -201,6 +201,8 @@ def _task_problems(task: Task) -> Iterator[str]:
 def _placement_problems(p: Placement) -> Iterator[str]:
     if not isinstance(p.replicas, int) or isinstance(p.replicas, bool) or not 1 <= p.replicas <= 100_000:
         yield _problem("replicas", p.replicas, "a whole number from 1 to 100000")
+    if p.gpu is not None and not isinstance(p.gpu, Gpu):
+        yield _problem("gpu", p.gpu, "a name and a count, such as `H100:8`")
     for name in ("cpus", "memory_gib"):
         if (amount := getattr(p, name)) is not None and not _is_positive(amount):
             yield _problem(name, amount, "a number above 0")

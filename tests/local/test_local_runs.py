@@ -532,6 +532,45 @@ def test_a_child_without_label_and_session_does_not_outlive_the_run(jobs, store)
     assert processes.is_dead(run.result().values[0])
 
 
+def test_a_script_that_launches_itself_is_stopped_at_the_first_turn(jobs, store):
+    (jobs / "itself.py").write_text(f"import atoll\natoll.launch('itself.py', store={store!r})\n")
+    run = atoll.launch("itself.py", store=store)
+    run.wait(LIMIT_S)
+    with pytest.raises(RunFailed, match="each replica would launch another run"):
+        run.result().raise_for_failures()
+
+
+def test_threads_and_forked_workers_may_all_report_progress(jobs, store):
+    (jobs / "many.py").write_text(
+        "import os, threading\n"
+        "def go(ctx):\n"
+        "    def speak():\n"
+        "        for i in range(200): ctx.log(loss=float(i))\n"
+        "    child = os.fork()\n"
+        "    threads = [threading.Thread(target=speak) for _ in range(4)]\n"
+        "    [t.start() for t in threads]; [t.join() for t in threads]\n"
+        "    if child == 0: os._exit(0)\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    return 'fine'\n"
+    )
+    run = atoll.launch("many:go", store=store)
+    run.wait(LIMIT_S)
+    assert run.result().raise_for_failures().values == ["fine"]
+
+
+def test_a_full_disk_does_not_hide_how_a_run_ended(jobs, store, tmp_path):
+    room = tmp_path / "small"
+    room.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(room)], check=False).returncode != 0:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        run = atoll.launch("jobs:shout", store=store, args={"megabytes": 6}, settings={"root": str(room)})
+        assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
+        assert run.result().ok
+    finally:
+        subprocess.run(["umount", "-l", str(room)], check=True)
+
+
 FORK_FAILS = """
 import errno, os, sys
 fork, calls = os.fork, iter(range(100))

@@ -139,3 +139,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_starts(executor):
         executor.launch_replicas(1, add, {"a": 1, "b": 2, "c": 3})
     with pytest.raises(ConfigError, match="lambda"):
         executor.launch_replicas(1, lambda: 1, {})
+    with pytest.raises(ConfigError, match="gpu=`7`"):
+        executor.launch_replicas(1, add, {"a": 1, "b": 2}, gpu=7)
+    with pytest.raises(ConfigError, match="entrypoint_args is a mapping"):
+        executor.launch_replicas(1, add, [1])

@@ -8,7 +8,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import InvalidSpec
@@ -27,6 +27,7 @@ json_values = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a busy machine is no bug
 @given(st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), json_values, max_size=4))
 def test_arguments_come_back_from_json_as_they_went_in(args):
     spec = RunSpec.build("m:f", run_id="r", args=args)

@@ -20,12 +20,13 @@ _TURN_BYTES = 4 << 20
 class Outlet:
     """Both ends of one replica's output, from before the fork until it has ended."""
 
+    _disk_is_full = False
+
     def __init__(self, log: Path) -> None:
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.read_end, self._write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         self.is_open = True
-        self._complained = False
         try:
             fcntl.fcntl(self.read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
@@ -47,10 +48,10 @@ class Outlet:
         """Only the replica may hold the end it writes to."""
         os.close(self._write_end)
 
-    def pour(self, *, everything: bool = False) -> None:
-        """Move what has arrived to the log; with `everything`, until the pipe is empty."""
+    def pour(self) -> None:
+        """Move what has arrived to the log: up to more than a pipe holds, so what was there is not left behind."""
         moved = 0
-        while everything or moved < _TURN_BYTES:
+        while moved < _TURN_BYTES:
             try:
                 data = os.read(self.read_end, _PIPE_BYTES)
             except BlockingIOError:
@@ -66,16 +67,18 @@ class Outlet:
         os.close(self._log)
 
     def _write(self, data: bytes) -> None:
+        if Outlet._disk_is_full:
+            return
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._log, view) :]
         except OSError as exc:
-            # A full disk must not stop the replica: what does not fit is lost, and that is said.
-            if not self._complained:
-                self._complained = True
-                with suppress(OSError):  # the diary may be on the same disk
-                    print(f"shepherd: output is lost: {exc}", file=sys.stderr, flush=True)
+            # A full disk must not stop the replica: output is lost from here on, and that is said. What room there
+            # is, or will be, is for how the run ended.
+            Outlet._disk_is_full = True
+            with suppress(OSError):
+                print(f"shepherd: output is lost from here on: {exc}", file=sys.stderr, flush=True)
 
 
 def _stream(descriptor: int) -> TextIO:

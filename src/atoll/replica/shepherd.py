@@ -20,8 +20,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from atoll.context import ATTEMPT, SPOOL
@@ -31,11 +31,12 @@ from atoll.replica.fate import Asked, Fate, fate_of
 from atoll.replica.leash import Leash
 from atoll.replica.outlet import Outlet
 from atoll.replica.scribe_link import ScribeLink
-from atoll.replica.spool import Attempt, Spool, read_json, read_record, write_json
+from atoll.replica.spool import Attempt, Spool, read_json, read_record, write_at_any_price
 from atoll.status import Reason, ReplicaState
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _STORE_PATIENCE_S = 120.0
+_BALLAST_BYTES = 256 << 10
 
 
 class Shepherd:
@@ -59,6 +60,8 @@ class Shepherd:
     def run(self, *, on_ready: Any = None) -> Attempt | None:
         """Look after every rank until it is settled."""
         self._listen()
+        with suppress(OSError):
+            self._spool.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
         self._write_status()  # from here on the run has begun, and nobody begins it again
         if self._spool.cancel.exists():
             self._stop_all()
@@ -222,15 +225,14 @@ class Shepherd:
 
     def _end(self, charge: Charge, wait_status: int) -> None:
         outlet = self._outlets.pop(charge.rank)
-        outlet.pour(everything=True)
+        outlet.pour()
         outlet.close()
         attempt = self._spool.attempt(charge.rank, charge.attempt)
         outcome = read_record(attempt.outcome)  # user code can reach it: it may hold anything
         ooms = processes.oom_kills()
         fate = fate_of(wait_status, charge.asked, outcome, limit_s=charge.timeout_s, oom=ooms > self._ooms)
         self._ooms = ooms
-        with _complaining():
-            write_json(attempt.outcome, self._outcome(charge, fate, outcome))
+        self._write(attempt.outcome, self._outcome(charge, fate, outcome))
         charge.ended(fate, time.time())
         self._scribe.tell("ended", charge.rank, charge.attempt, patience_s=_STORE_PATIENCE_S)
 
@@ -299,8 +301,15 @@ class Shepherd:
                 outlets[descriptor].pour()
 
     def _write_status(self) -> None:
-        with _complaining():
-            write_json(self._spool.status, [charge.status(self._host) for charge in self._charges])
+        self._write(self._spool.status, [charge.status(self._host) for charge in self._charges])
+
+    def _write(self, path: Path, value: Any) -> None:
+        """A full disk is no reason to take the replicas down: say so, and go on."""
+        try:
+            write_at_any_price(self._spool, path, value)
+        except OSError as exc:
+            with suppress(OSError):
+                print(f"shepherd: {exc}", file=sys.stderr, flush=True)
 
     def _leave(self) -> None:
         """Everything is settled. The last status is written when nothing else of the run is left."""
@@ -310,16 +319,6 @@ class Shepherd:
         if left := processes.kill_all(label, but=frozenset({os.getpid()})):
             print(f"could not end processes {left} of {label}", file=sys.stderr, flush=True)
         self._write_status()
-
-
-@contextmanager
-def _complaining() -> Iterator[None]:
-    """A full disk is no reason to take the replicas down: say so, and go on."""
-    try:
-        yield
-    except OSError as exc:
-        with suppress(OSError):
-            print(f"shepherd: {exc}", file=sys.stderr, flush=True)
 
 
 def _set_group(pid: int) -> None:

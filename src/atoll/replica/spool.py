@@ -5,6 +5,7 @@
     status.json   the shepherd's table of ranks
     cancel        there as soon as somebody asked the run to stop
     diary.log     what shepherd and scribe have to say
+    ballast       thrown away when the disk is full, so that the end of the run can still be written
     00003/000/    one attempt of one rank: log, progress.json, outcome.json, result.json
 
 This module is the only one that knows these names.
@@ -31,6 +32,7 @@ class Spool:
         self.status = self.root / "status.json"
         self.cancel = self.root / "cancel"
         self.diary = self.root / "diary.log"
+        self.ballast = self.root / "ballast"
         self._lock = self.root / "lock"
 
     def attempt(self, rank: int, attempt: int) -> Attempt:
@@ -70,10 +72,20 @@ class Attempt:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.spool = root.parents[1]
         self.log = root / "log"
         self.progress = root / "progress.json"
         self.outcome = root / "outcome.json"
         self.result = root / "result.json"
+
+
+def write_at_any_price(spool: Spool, path: Path, value: Any) -> None:
+    """As `write_json`; when the disk is full, throw away the ballast and try once more."""
+    try:
+        write_json(path, value)
+    except OSError:
+        spool.ballast.unlink(missing_ok=True)
+        write_json(path, value)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.context import ReplicaContext
-from atoll.entry import Entry, loading
+from atoll.entry import Entry, loading, playing
 from atoll.errors import AtollError, ConfigError
-from atoll.replica.spool import Attempt, write_json
+from atoll.replica.spool import Attempt, Spool, write_at_any_price
 from atoll.rounds.keys import RunKeys
 from atoll.status import Reason, ReplicaState
 from atoll.stores import file as file  # loaded before the fork, for every replica at once
@@ -68,6 +68,7 @@ def _perform(task: dict[str, Any], context: ReplicaContext) -> Any:
         path = os.path.join(root, entry.script)
         sys.path.insert(0, os.path.dirname(path))
         if entry.function is None:
+            playing(path)
             return _run_script(path)
     with loading():
         function = _function(entry, root)
@@ -147,6 +148,14 @@ def _is_context(name: str, annotation: Any) -> bool:
 
 def _success(value: Any, attempt: Attempt) -> dict[str, Any]:
     sys.setrecursionlimit(_RESULT_DEPTH)
+    try:
+        return _keep(value, attempt)
+    except OSError:  # the disk is full: the ballast is for this
+        Spool(attempt.spool).ballast.unlink(missing_ok=True)
+        return _keep(value, attempt)
+
+
+def _keep(value: Any, attempt: Attempt) -> dict[str, Any]:
     try:
         with open(attempt.result, "w", encoding="utf-8") as file:
             json.dump(value, file, ensure_ascii=False, default=_plain_number)
@@ -248,7 +257,11 @@ def _leave(report: dict[str, Any], attempt: Attempt, started_at: float) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # user code may have closed or replaced it
             stream.flush()
-    write_json(attempt.outcome, {"error": None, **report, "started_at": started_at, "ended_at": time.time()})
+    write_at_any_price(
+        Spool(attempt.spool),
+        attempt.outcome,
+        {"error": None, **report, "started_at": started_at, "ended_at": time.time()},
+    )
 
 
 def _terminate(_signal: int, _frame: Any) -> None:

@@ -37,6 +37,8 @@ class Facade:
         gpu: str | None = None,
         timeout: float = 3600,
     ) -> list[ReplicaHandle]:
+        if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
+            raise ConfigError(f"entrypoint_args is a mapping of names to JSON values, not {entrypoint_args!r}")
         args = dict(entrypoint_args or {})
         rank_env = args.pop("rank_env", RANK)
         draft = prepare(
@@ -106,7 +108,7 @@ class Facade:
 
         store = open_store(handle.metadata["store"])
         spec = RunSpec.from_json(read_run(store, handle.metadata["run_id"])["spec"])
-        if not 0 <= handle.rank < spec.placement.replicas:
+        if not isinstance(handle.rank, int) or not 0 <= handle.rank < spec.placement.replicas:
             raise ConfigError(f"rank {handle.rank}: run `{spec.run_id}` has {spec.placement.replicas} replicas")
         return Run(spec, self._executor, store, RunHandle.parse(handle.metadata["run"]), self._clock)
 
