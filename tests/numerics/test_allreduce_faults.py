@@ -28,6 +28,7 @@ def test_a_rank_that_never_comes_is_named_within_the_time_limit():
     with pytest.raises(QuorumLost, match="rank 0, 2, 3 of 4 did not come") as caught:
         alone.allreduce(tensor := values(1), "w")
     assert caught.value.missing == (0, 2, 3)
+    assert isinstance(caught.value, TimeoutError)
     assert 1800 <= clock.monotonic() <= 1801
     assert bits(tensor) == bits(values(1))
     assert alone.counters.requests.total() < 2000, "waiting is cheap"
@@ -41,6 +42,7 @@ def test_a_rank_that_stops_half_way_is_named():
     found = side_by_side(3, body, timeout_s=0.5)
     for error in (found[0], found[2]):
         assert isinstance(error, QuorumLost)
+        assert isinstance(error, TimeoutError)
         assert error.missing == (1,)
         assert "`second` has no part from rank 1" in error.message
 

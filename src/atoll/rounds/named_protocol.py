@@ -13,7 +13,7 @@ from atoll._time import backoff
 from atoll.errors import CorruptUpdate, QuorumLost, StoreError
 from atoll.rounds.named_litter import Litter, clear_older_sessions, sweep_if_last
 from atoll.rounds.named_part import Exchange, Part, PartsDiffer, ReadPart, describe, open_part, read_back, seal_part
-from atoll.rounds.named_session import POLL_CAP_S, STARTED_AGAIN, Rendezvous, Session
+from atoll.rounds.named_session import POLL_CAP_S, STARTED_AGAIN, RanksMissing, Rendezvous, Session
 from atoll.rounds.ops import Gather, Steps
 from atoll.stores.base import Buffer
 
@@ -170,11 +170,11 @@ class NamedProtocol:
         session = exchange.session
         return self._keys.part(session.number, session.nonce, exchange.name, exchange.generation, rank)
 
-    def _timed_out(self, exchange: Exchange, missing: list[int]) -> QuorumLost:
+    def _timed_out(self, exchange: Exchange, missing: list[int]) -> RanksMissing:
         ranks = ", ".join(map(str, missing))
         message = f"`{exchange.name}` has no part from rank {ranks} after {self._timeout_s:g} s"
         hint = "look at the logs of these ranks; every rank must exchange the same names"
-        return QuorumLost(message, round_no=exchange.generation, missing=tuple(missing), hint=hint)
+        return RanksMissing(message, round_no=exchange.generation, missing=tuple(missing), hint=hint)
 
 
 def _check_terms(exchange: Exchange, found: dict[int, ReadPart]) -> None:

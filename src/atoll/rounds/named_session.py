@@ -27,6 +27,10 @@ POLL_CAP_S = 2.0
 STARTED_AGAIN = "was started again"
 
 
+class RanksMissing(QuorumLost, TimeoutError):
+    """The deadline passed before every rank was there."""
+
+
 @dataclass(frozen=True)
 class Seat:
     """One client in one session. `beside` has the tokens of those that were alive in the same process and space."""
@@ -172,7 +176,7 @@ class Rendezvous:
             message = f"another process has taken over rank {self.rank} in {self.keys.prefix}"
             raise Fenced(message, hint="end this process; the other one goes on")
 
-    def _nobody_came(self, missing: Collection[int]) -> Steps[QuorumLost]:
+    def _nobody_came(self, missing: Collection[int]) -> Steps[RanksMissing]:
         ranks = tuple(sorted(missing))
         message = f"rank {', '.join(map(str, ranks))} of {self.keys.world_size} did not come to {self.keys.prefix}"
         listed = yield from self.io.list(self.keys.space_prefix)
@@ -181,4 +185,4 @@ class Rendezvous:
         if others:
             message += f"; others were there with world_size {', '.join(str(int(n)) for n in sorted(others))}"
         hint = "every rank must use the same store, round_id and world_size, and be running now"
-        return QuorumLost(message, round_no=-1, missing=ranks, hint=hint)
+        return RanksMissing(message, round_no=-1, missing=ranks, hint=hint)

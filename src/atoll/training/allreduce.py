@@ -49,9 +49,10 @@ class ObjectStoreAllReduce:
     whatever its `round_id`. Ranks start together and end together: if one is started again before any mean was given
     out, all begin anew; later, the others get `QuorumLost` naming it, and everybody makes a new object.
 
-    Raises, within `timeout_s`: `QuorumLost` with the ranks that are missing, `PartsDiffer` with what each rank gave if
-    shapes or dtypes differ, `CorruptUpdate`, `Fenced` if another process plays this rank, `StoreError`. After
-    `QuorumLost` or `StoreError` the same call can be made again and goes on waiting for the same mean.
+    Raises, within `timeout_s`: `QuorumLost` with the ranks that are missing (also a `TimeoutError` if the time is up),
+    `PartsDiffer` with what each rank gave if shapes or dtypes differ, `CorruptUpdate`, `Fenced` if another process has
+    this rank, `StoreError`. After `QuorumLost` or `StoreError` the same call can be made again and goes on waiting for
+    the same mean.
     """
 
     def __init__(
