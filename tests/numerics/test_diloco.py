@@ -57,6 +57,29 @@ def test_without_the_exchange_it_is_not_data_parallel():
         assert (weights(model) - expected).abs().max() > 1e-2
 
 
+def test_a_replica_with_more_samples_counts_for_more():
+    """Unequal batches: one step to a round is the gradient over all samples, each counted once."""
+    sizes, steps = [4, 20], 15
+    data = [batches(rank, steps, size=size) for rank, size in enumerate(sizes)]
+
+    def body(ctx: atoll.ReplicaContext) -> nn.Module:
+        model = perceptron()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        with atoll.LocalSGD(model, inner, ctx, inner_steps=1, tuning=QUICK) as outer:
+            train(outer, model, inner, data[ctx.rank], steps)
+        return model
+
+    reference = perceptron()
+    inner = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for both in zip(*data, strict=True):
+        x, y = (torch.cat(part) for part in zip(*both, strict=True))
+        loss_of(reference, (x, y)).backward()
+        inner.step()
+        inner.zero_grad()
+    for model in side_by_side(contexts(2), body):
+        assert (weights(model) - weights(reference)).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("outer", [atoll.Nesterov(lr=1.0, momentum=0.0), atoll.Average()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
