@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import ConfigError
-from atoll.stores._extras import require
+from atoll.extras import require
 
 # botocore renews credentials ten minutes before they end, so a copy this old is always good.
 _ASK_AGAIN = timedelta(minutes=5)

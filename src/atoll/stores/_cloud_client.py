@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from atoll.errors import ConfigError
 from atoll.stores._aws_credentials import aws_credential_provider
 from atoll.stores._cloud_address import CloudAddress
-from atoll.stores._extras import require
+from atoll.extras import require
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store

@@ -21,7 +21,7 @@ from atoll.errors import KeyExists, StoreError, StoreUnavailable
 from atoll.stores._cloud_address import CloudAddress, parse_address
 from atoll.stores._cloud_client import CloudSettings, build_client, is_own_endpoint
 from atoll.stores._cloud_errors import Answer, answer_of, translated
-from atoll.stores._extras import require
+from atoll.extras import require
 from atoll.stores._fork import guard_against_fork
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 from atoll.stores.probe import probe_create
