@@ -7,10 +7,13 @@ first request its `meets` accepts, and is used up `times` times.
 from __future__ import annotations
 
 import http.client
+import socket
+import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from urllib.parse import urlsplit
 
 Meets = Callable[[str, str, dict[str, str]], bool]
@@ -28,7 +31,11 @@ def creates(method: str, path: str, headers: dict[str, str]) -> bool:
 
 @dataclass
 class Fault:
-    """`status=None` breaks the connection; `is_after_effect` lets the server do its work first."""
+    """`status=None` breaks the connection; `is_after_effect` lets the server do its work first.
+
+    `silence_s` says nothing for that long, and then breaks the connection. `is_reset` breaks it with a reset.
+    `spoil` changes the answer's body and `spoil_upload` the request's; the promised length stays as it was.
+    """
 
     meets: Meets = any_request
     times: float = 1
@@ -36,6 +43,10 @@ class Fault:
     code: str = "SlowDown"
     is_after_effect: bool = False
     spoil: Callable[[bytes], bytes] | None = None
+    spoil_upload: Callable[[bytes], bytes] | None = None
+    silence_s: float = 0.0
+    is_reset: bool = False
+    used: int = 0
 
 
 class FaultProxy:
@@ -46,8 +57,8 @@ class FaultProxy:
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
         self.lock = Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
-        self._server.daemon_threads = True
+        self.is_over = Event()
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}{self.target.path}"
 
     def __enter__(self) -> FaultProxy:
@@ -56,6 +67,7 @@ class FaultProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.is_over.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -66,13 +78,25 @@ class FaultProxy:
             for fault in self.faults:
                 if fault.times > 0 and fault.meets(method, path, headers):
                     fault.times -= 1
+                    fault.used += 1
                     return fault
         return None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has gone away, or was sent away, is no news."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):
     proxy: FaultProxy
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
         pass
@@ -80,12 +104,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = self.proxy.next_fault(self.command, self.path, {k.lower(): v for k, v in self.headers.items()})
-        if fault is not None and not fault.is_after_effect and fault.spoil is None:
+        if fault is None:
+            return self._answer(*self._forward(body))
+        if fault.spoil_upload is not None:
+            return self._answer_if_any(fault.spoil_upload(body))
+        if fault.spoil is None and not fault.is_after_effect:
             return self._fail(fault)
         status, headers, answer = self._forward(body)
-        if fault is not None and fault.spoil is None:
-            return self._fail(fault)
-        return self._answer(status, headers, fault.spoil(answer) if fault is not None and fault.spoil else answer)
+        return self._fail(fault) if fault.spoil is None else self._answer(status, headers, fault.spoil(answer))
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _serve  # noqa: N815
 
@@ -98,6 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if name.lower() != "connection":
                     connection.putheader(name, value)
             connection.endheaders(body)
+            if len(body) < int(self.headers.get("Content-Length", 0)):
+                connection.sock.shutdown(socket.SHUT_WR)
             response = connection.getresponse()
             dropped = {"connection", "transfer-encoding", "keep-alive"}
             headers = [(name, value) for name, value in response.getheaders() if name.lower() not in dropped]
@@ -105,8 +133,22 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
+    def _answer_if_any(self, body: bytes) -> None:
+        """What the server says to an upload that breaks off, if it says anything."""
+        try:
+            answer = self._forward(body)
+        except (http.client.HTTPException, OSError):
+            self.close_connection = True
+            return
+        self._answer(*answer)
+
     def _fail(self, fault: Fault) -> None:
-        if fault.status is None:
+        if fault.silence_s:
+            self.proxy.is_over.wait(fault.silence_s)
+        if fault.is_reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        if fault.silence_s or fault.is_reset or fault.status is None:
             self.close_connection = True
             return
         body = f"<Error><Code>{fault.code}</Code><Message>scripted</Message></Error>".encode()

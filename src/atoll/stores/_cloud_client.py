@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from atoll.errors import ConfigError
+from atoll.extras import require
 from atoll.stores._aws_credentials import aws_credential_provider
 from atoll.stores._cloud_address import CloudAddress
-from atoll.extras import require
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store
@@ -92,12 +92,15 @@ def _s3_options(address: CloudAddress, settings: CloudSettings) -> dict[str, Any
     is_path_style = (
         address.path_style if address.path_style is not None else endpoint is not None or "." in address.bucket
     )
+    # TLS already protects the body on its way; hashing it again costs four times the CPU of the upload.
+    is_unsigned = is_tls if settings.unsigned_payload is None else settings.unsigned_payload
     config: dict[str, Any] = {
         "disable_bulk_delete": True,  # many S3 clones lack it, and we delete one key at a time
         "virtual_hosted_style_request": not is_path_style,
-        # TLS already protects the body on its way; hashing it again costs four times the CPU of the upload.
-        "unsigned_payload": is_tls if settings.unsigned_payload is None else settings.unsigned_payload,
+        "unsigned_payload": is_unsigned,
     }
+    if not is_unsigned:  # some clones check this header but not the same hash in the signature
+        config["checksum_algorithm"] = "sha256"
     if endpoint is not None:
         at = endpoint if is_path_style else _with_bucket(endpoint, address.bucket)
         config |= {"endpoint": at, "aws_endpoint_url_s3": at}  # the second one wins over its environment variable

@@ -16,7 +16,12 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AllAccessDisabled"}
 _STALE = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
-_TRY_AGAIN = {"RequestTimeout", "RequestTimeTooSkewed", "OperationAborted", "ConditionalRequestConflict"}
+_SPOILT = {
+    "BadDigest", "ClientDisconnected", "IncompleteBody", "Md5Mismatch", "XAmzContentChecksumMismatch",
+    "XAmzContentSHA256Mismatch",
+}  # fmt: skip
+"""The body did not arrive as it was sent."""
+_TRY_AGAIN = {"RequestTimeout", "RequestTimeTooSkewed", "OperationAborted", "ConditionalRequestConflict"} | _SPOILT
 _REFUSED = {
     "AccessDenied", "AccountProblem", "AuthenticationFailed", "AuthorizationFailure", "InvalidAccessKeyId",
     "InvalidSecurity", "NoSuchAccount", "SignatureDoesNotMatch",
