@@ -61,9 +61,6 @@ def loading() -> Iterator[None]:
         _is_loading = False
 
 
-_script: str | None = None
-
-
 def playing(script: str) -> None:
     """This process is a replica that runs this script as its main program."""
     global _script
