@@ -162,6 +162,7 @@ def test_one_who_was_away_for_long_loads_a_snapshot_and_old_rounds_are_gone(kind
 
     def body(rank: int) -> Any:
         replica = Replica(store, rank, kind, **options)
+        replica.manager.current_step()
         if rank == 1:
             replica.train(1)
             replica.manager.shutdown()
