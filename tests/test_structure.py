@@ -16,7 +16,20 @@ SOURCE = Path(atoll.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from the groups named for it, and from its own group.
-FOUNDATION = {"errors", "extras", "spec", "status", "result", "handle", "context", "_time", "names", "gpu", "entry", "home"}
+FOUNDATION = {
+    "errors",
+    "extras",
+    "spec",
+    "status",
+    "result",
+    "handle",
+    "context",
+    "_time",
+    "names",
+    "gpu",
+    "entry",
+    "home",
+}
 MAY_IMPORT = {
     "stores": FOUNDATION,
     "rounds": FOUNDATION | {"stores.base"},

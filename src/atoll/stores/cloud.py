@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, backoff
 from atoll.errors import KeyExists, StoreError, StoreUnavailable
+from atoll.extras import require
 from atoll.stores._cloud_address import CloudAddress, parse_address
 from atoll.stores._cloud_client import CloudSettings, build_client, is_own_endpoint
 from atoll.stores._cloud_errors import Answer, answer_of, translated
-from atoll.extras import require
 from atoll.stores._fork import guard_against_fork
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 from atoll.stores.probe import probe_create
@@ -60,6 +60,14 @@ class CloudStore:
 
     def __repr__(self) -> str:
         return f"CloudStore({self.uri!r})"
+
+    def with_patience(self, seconds: float) -> CloudStore:
+        hasty = self._settings.with_patience(seconds)
+        if hasty == self._settings:
+            return self
+        twin = CloudStore(self.address, hasty, clock=self._clock)
+        twin._is_create_trusted = self._is_create_trusted
+        return twin
 
     def get(self, key: str, *, start: int = 0, length: int | None = None) -> Buffer:
         check_range(start, length)
