@@ -15,6 +15,14 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
+OWN_TESTS = {
+    "docs/adding-an-executor.md": "tests/contract/test_adding_an_executor.py",
+    "docs/training.md": "tests/training/test_training_docs.py",
+    "docs/configuration.md": "tests/cli/test_docs_pages.py",
+}
+"""Pages whose Python belongs together, and the test that runs it."""
+
+
 def blocks(language: str) -> list[tuple[str, str]]:
     return [
         (f"{page.relative_to(ROOT)}#{number}", text)
@@ -61,6 +69,10 @@ def test_every_make_target_in_the_docs_exists(command):
 def test_python_in_the_docs_runs(name, source, tmp_path):
     """A block with `...` in it is a sketch and only has to compile; every other one is run as a script."""
     compile(source, name, "exec")
+    page = name.partition("#")[0]
+    if page in OWN_TESTS:
+        assert Path(page).name in (ROOT / OWN_TESTS[page]).read_text()
+        return
     if "..." in source:
         return
     script = tmp_path / "snippet.py"

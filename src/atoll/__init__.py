@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from atoll.status import ReplicaState as ReplicaState
     from atoll.status import ReplicaStatus as ReplicaStatus
     from atoll.status import RunStatus as RunStatus
+    from atoll.training.allreduce import ObjectStoreAllReduce as ObjectStoreAllReduce
+    from atoll.training.allreduce import make_diloco_outer_loop as make_diloco_outer_loop
     from atoll.training.diloco import DiLoCo as DiLoCo
     from atoll.training.diloco import LocalSGD as LocalSGD
     from atoll.training.outer import Average as Average
@@ -41,6 +43,7 @@ _HOMES = {
     "DiLoCo": "atoll.training.diloco",
     "LocalSGD": "atoll.training.diloco",
     "Nesterov": "atoll.training.outer",
+    "ObjectStoreAllReduce": "atoll.training.allreduce",
     "Placement": "atoll.spec",
     "Quorum": "atoll.rounds.quorum",
     "ReplicaContext": "atoll.context",
@@ -56,6 +59,7 @@ _HOMES = {
     "attach": "atoll.run",
     "current": "atoll.context",
     "launch": "atoll.run",
+    "make_diloco_outer_loop": "atoll.training.allreduce",
     "open_store": "atoll.registry",
     "prepare": "atoll.run",
 }

@@ -21,6 +21,8 @@ AtollError
 │   └── StoreUnavailable       no answer, throttled or broken; trying again may work
 ├── RoundError [5]             replicas could not agree on a round
 │   ├── QuorumLost             too few updates before the deadline
+│   │   └── RanksMissing       not every rank was there for a mean by name (also a TimeoutError)
+│   ├── PartsDiffer            ranks gave tensors that cannot be combined
 │   ├── CorruptUpdate          an object failed a check; names the rank and the check
 │   ├── LeftBehind             the others are past this round and it is gone; go on from a snapshot
 │   └── Fenced                 a newer attempt of this rank has taken over
@@ -34,7 +36,7 @@ with `translating`, and stay available as `__cause__`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -226,6 +228,23 @@ class LeftBehind(RoundError):
 
 class Fenced(RoundError):
     """A newer attempt of this rank has taken over; this process must stop."""
+
+
+class RanksMissing(QuorumLost, TimeoutError):
+    """The deadline passed before every rank was there."""
+
+
+class PartsDiffer(RoundError):
+    """Ranks gave tensors that cannot be combined. `words` says what each of them gave."""
+
+    def __init__(self, name: str, generation: int, words: Mapping[int, str]) -> None:
+        self.name, self.words = name, dict(words)
+        groups: dict[str, list[int]] = {}
+        for rank, said in sorted(words.items()):
+            groups.setdefault(said, []).append(rank)
+        listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {said}" for said, ranks in groups.items())
+        hint = "every rank must give the same shapes and dtypes under a name, made from the same state"
+        super().__init__(f"ranks disagree on `{name}`: {listed}", round_no=generation, hint=hint)
 
 
 class RunFailed(AtollError):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rounds_simulator import Simulation
 
-from atoll.errors import Fenced, QuorumLost
+from atoll.errors import Fenced, PartsDiffer, QuorumLost
 from atoll.rounds.named_keys import NamedKeys
-from atoll.rounds.named_part import Part, PartsDiffer
+from atoll.rounds.named_part import Part
 from atoll.rounds.named_protocol import NamedProtocol
 from atoll.rounds.named_session import Rendezvous
 from atoll.rounds.ops import Sleep, Steps

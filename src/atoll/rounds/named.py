@@ -23,7 +23,7 @@ from atoll.rounds.named_part import Part, ReadPart
 from atoll.rounds.named_protocol import NamedProtocol
 from atoll.rounds.named_session import Rendezvous
 from atoll.rounds.requests import Counters, Requests
-from atoll.stores.base import Store
+from atoll.stores.base import Store, with_patience
 
 _clients: WeakValueDictionary[str, NamedClient] = WeakValueDictionary()
 
@@ -44,9 +44,10 @@ class NamedClient:
         rng: random.Random | None = None,
     ) -> None:
         self.home = (store.uri, space, world_size, rank, os.getpid())
-        self._store, self._clock = store, clock
+        retry_s = min(120.0, timeout_s / 2)
+        self._store, self._clock = with_patience(store, retry_s), clock
         self._token = uuid.uuid4().hex
-        self._io = Requests(clock, rng or random.Random(), retry_s=min(120.0, timeout_s / 2))
+        self._io = Requests(clock, rng or random.Random(), retry_s=retry_s)
         keys, beside = NamedKeys(space, world_size), partial(_alive_at, self.home)
         self._protocol = NamedProtocol(Rendezvous(self._io, keys, rank, self._token, poll_first_s, beside), timeout_s)
         self._lock = threading.Lock()

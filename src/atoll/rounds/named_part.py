@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import CorruptUpdate, RoundError
+from atoll.errors import CorruptUpdate
 from atoll.rounds.named_session import Session
 from atoll.rounds.records import member, text, whole
 from atoll.rounds.seal import checksum, open_frame, seal_frame
@@ -55,19 +55,6 @@ class ReadPart:
     """The number of this call among those of its rank."""
     oldest: int
     """Every call of that rank below this number was over."""
-
-
-class PartsDiffer(RoundError):
-    """Ranks gave tensors that cannot be combined. `words` says what each of them gave."""
-
-    def __init__(self, name: str, generation: int, words: Mapping[int, str]) -> None:
-        self.name, self.words = name, dict(words)
-        groups: dict[str, list[int]] = {}
-        for rank, said in sorted(words.items()):
-            groups.setdefault(said, []).append(rank)
-        listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {said}" for said, ranks in groups.items())
-        hint = "every rank must give the same shapes and dtypes under a name, made from the same state"
-        super().__init__(f"ranks disagree on `{name}`: {listed}", round_no=generation, hint=hint)
 
 
 def seal_part(exchange: Exchange, rank: int, part: Part, call: int, oldest: int) -> list[memoryview]:

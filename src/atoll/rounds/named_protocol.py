@@ -10,10 +10,10 @@ behind it. So a session holds about two parts for each rank, however long it las
 from __future__ import annotations
 
 from atoll._time import backoff
-from atoll.errors import CorruptUpdate, QuorumLost, StoreError
+from atoll.errors import CorruptUpdate, PartsDiffer, QuorumLost, RanksMissing, StoreError
 from atoll.rounds.named_litter import Litter, clear_older_sessions, sweep_if_last
-from atoll.rounds.named_part import Exchange, Part, PartsDiffer, ReadPart, describe, open_part, read_back, seal_part
-from atoll.rounds.named_session import POLL_CAP_S, STARTED_AGAIN, RanksMissing, Rendezvous, Session
+from atoll.rounds.named_part import Exchange, Part, ReadPart, describe, open_part, read_back, seal_part
+from atoll.rounds.named_session import POLL_CAP_S, STARTED_AGAIN, Rendezvous, Session
 from atoll.rounds.ops import Gather, Steps
 from atoll.stores.base import Buffer
 

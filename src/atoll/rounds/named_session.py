@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from atoll._time import backoff
-from atoll.errors import CorruptUpdate, Fenced, KeyNotFound, QuorumLost
+from atoll.errors import CorruptUpdate, Fenced, KeyNotFound, RanksMissing
 from atoll.rounds.keys import number
 from atoll.rounds.named_keys import NamedKeys
 from atoll.rounds.ops import Gather, Steps
@@ -25,10 +25,6 @@ from atoll.stores.base import Buffer
 
 POLL_CAP_S = 2.0
 STARTED_AGAIN = "was started again"
-
-
-class RanksMissing(QuorumLost, TimeoutError):
-    """The deadline passed before every rank was there."""
 
 
 @dataclass(frozen=True)

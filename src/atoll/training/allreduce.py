@@ -21,11 +21,11 @@ from torch import Tensor
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import InvalidSpec
+from atoll.errors import PartsDiffer as PartsDiffer
 from atoll.registry import open_store
 from atoll.rounds.named import NamedClient
 from atoll.rounds.named_keys import check_name
 from atoll.rounds.named_part import Part
-from atoll.rounds.named_part import PartsDiffer as PartsDiffer
 from atoll.rounds.requests import Counters
 from atoll.stores.base import Store
 from atoll.training.allreduce_outer import OuterLoop as OuterLoop
