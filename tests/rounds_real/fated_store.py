@@ -18,7 +18,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 class FatedStore:
     """`fate` is [what, when, verb, pattern, nth]: `kill` or `stop`, `before` or `after`, and which request."""
 
-    def __init__(self, inner: Store, fate: Sequence[Any] | None) -> None:
+    def __init__(self, inner: Store, fate: Sequence[Any]) -> None:
         self.inner, self.uri, self._fate, self._seen = inner, inner.uri, fate, 0
         self._lock = Lock()
 
@@ -38,8 +38,6 @@ class FatedStore:
         self._do("delete", key, lambda: self.inner.delete(key))
 
     def _do(self, verb: str, key: str, act: Callable[[], T]) -> T:
-        if self._fate is None:
-            return act()
         what, when, fated_verb, pattern, nth = self._fate
         with self._lock:
             self._seen += verb == fated_verb and fnmatchcase(key, pattern)

@@ -91,7 +91,8 @@ def train(
     wait_for: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
     """To the last round. `keeper` is the rank that snapshots and deletes; `wait_for` is (round, key to be there)."""
-    store: Store = FatedStore(open_store(uri, **(options or {})), fate)
+    plain = open_store(uri, **(options or {}))
+    store: Store = plain if fate is None else FatedStore(plain, fate)
     client = RoundClient(
         store, run_id, rank, world_size,
         layouts=[Layout.of([("w", [SIZE], "float32")])], attempt=attempt, codec_name="fp32", chunk=CHUNK,

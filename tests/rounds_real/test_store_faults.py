@@ -130,4 +130,45 @@ def test_faults_at_random_change_nothing_or_have_a_name(
         assert "error" in end or end["value"]["state"] == expected(COUNT, ROUNDS)
 
 
+@pytest.mark.parametrize("kind", ["503", "silence", "reset"])
+def test_a_store_that_goes_away_for_good_is_an_error_in_its_time(
+    kind: str, s3: Service, proxy: FaultProxy, nursery: Nursery, run_id: str
+) -> None:
+    """With the settings people have: only the patience of the rounds is short."""
+    nursery.environment = s3.environment
+    common = {"uri": s3.uri(s3.new_place(), endpoint=proxy.url), "run_id": run_id, "world_size": 2, "rounds": 3}
+    away = nth_request("PUT", 12)
+    is_away = False
+
+    def goes_away(method: str, path: str, headers: dict[str, str]) -> bool:
+        nonlocal is_away
+        is_away = is_away or away(method, path, headers)
+        return is_away
+
+    silent = replace(KINDS[kind], meets=goes_away, times=float("inf"))
+    proxy.faults.append(replace(silent, silence_s=60.0) if kind == "silence" else silent)
+    common |= {"tuning": {"retry_s": 2.0}, "quorum": {"deadline_s": 5.0}}
+    for child in [nursery.start("real_replica:train", **common, rank=rank) for rank in range(2)]:
+        assert child.wait(30.0).error == "StoreUnavailable"
+
+
+def test_a_list_with_a_flipped_bit_fences_nobody(proxy: FaultProxy, run: Callable[[], list[dict]]) -> None:
+    """Every other look at the claims shows a successor that nobody has: in a record that would be caught by its sum."""
+    looks = 0
+
+    def meets(method: str, path: str, _: dict[str, str]) -> bool:
+        nonlocal looks
+        looks += verb_of(method, path) == "LIST" and "claims" in path
+        return verb_of(method, path) == "LIST" and "claims" in path and looks % 2 == 0
+
+    def succeeded(body: bytes) -> bytes:
+        return body.replace(b".00000.json", b".00001.json")
+
+    proxy.faults.append(Fault(meets, times=float("inf"), spoil=succeeded))
+    ends = run()
+    assert {end.get("error") for end in ends} == {None}, ends
+    assert {end["value"]["state"] for end in ends} == {expected(COUNT, ROUNDS)}
+    assert proxy.faults[0].used
+
+
 NAMED = {"StoreError", "StoreUnavailable", "CorruptUpdate", "QuorumLost"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError
 from atoll.rounds import quorum
 from atoll.rounds.checks import strays
-from atoll.rounds.claims import standings
+from atoll.rounds.claims import Standing, fenced, standings
 from atoll.rounds.codec import codec
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
@@ -44,7 +44,18 @@ def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tup
 
 def refresh_claims(watch: Watch) -> Steps[None]:
     """See who has been replaced and who has left. Raises `Fenced` when that is us."""
-    watch.learn_claims((yield from standings(watch.member.io, watch.member.keys)))
+    member = watch.member
+    found = dict((yield from standings(member.io, member.keys)))
+    held = {offer.rank: offer.incarnation for offer in watch.offers.values()}
+    for rank, incarnation in (held | {member.rank: member.claim.incarnation}).items():
+        if rank not in found or found[rank].incarnation <= incarnation:
+            continue
+        # A LIST has no checksum, so what it says against somebody is looked up.
+        if (yield from member.io.probe(member.keys.claim(rank, incarnation + 1))) is None:
+            found[rank] = Standing(incarnation, has_left=False)
+        elif rank == member.rank:
+            raise fenced(member.claim, watch.round_no)
+    watch.learn_claims(found)
 
 
 def check_not_behind(member: Member, round_no: int) -> Steps[None]:

@@ -32,7 +32,7 @@ from atoll.rounds.records import Agreement
 from atoll.rounds.requests import Counters
 from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts, Sink, Source, as_source
-from atoll.stores.base import Buffer, Store
+from atoll.stores.base import Buffer, Store, with_patience
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RoundClient:
         """`options` are those of `RoundProtocol`: attempt, codec_name, mean_codec, chunk, quorum, settings, lease_s."""
         tuning = tuning or Tuning()
         self._protocol = RoundProtocol(run_id, rank, world_size, layouts=layouts, tuning=tuning, clock=clock, **options)
-        self._drive = Driver(store, clock, connections=tuning.connections)
+        self._drive = Driver(with_patience(store, tuning.retry_s), clock, connections=tuning.connections)
 
     @property
     def agreement(self) -> Agreement:

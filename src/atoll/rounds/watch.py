@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from atoll.errors import CorruptUpdate
 from atoll.rounds import quorum
 from atoll.rounds.checks import rejection
-from atoll.rounds.claims import Standing, fenced
+from atoll.rounds.claims import Standing
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
@@ -67,9 +67,6 @@ class Watch:
     def learn_claims(self, found: Mapping[int, Standing]) -> None:
         """Drop what came from processes that are over."""
         self.claims = found
-        mine = found.get(self.member.rank)
-        if mine is not None and mine.incarnation > self.member.claim.incarnation:
-            raise fenced(self.member.claim, self.round_no)
         for rank, offer in list(self.offers.items()):
             if rank in found and offer.incarnation < found[rank].incarnation:
                 del self.offers[rank]

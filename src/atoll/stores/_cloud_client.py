@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,15 @@ class CloudSettings:
         while patience < upload_bytes / self.slowest_upload_bytes_per_s:
             patience *= 2
         return patience
+
+    def with_patience(self, seconds: float) -> CloudSettings:
+        """The same, but a request is given up after about so many seconds."""
+        return replace(
+            self,
+            connect_timeout_s=min(self.connect_timeout_s, seconds),
+            read_timeout_s=min(self.read_timeout_s, seconds),
+            retry_timeout_s=min(self.retry_timeout_s, seconds),
+        )
 
 
 def build_client(address: CloudAddress, settings: CloudSettings, patience_s: float) -> Client:

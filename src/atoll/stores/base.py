@@ -58,6 +58,20 @@ class Store(Protocol):
         ...
 
 
+@runtime_checkable
+class Patient(Protocol):
+    """A store that asks again by itself, and can be told for how long."""
+
+    def with_patience(self, seconds: float) -> Store:
+        """The same store; a request that gets no good answer is given up after about `seconds`, and not much later."""
+        ...
+
+
+def with_patience(store: Store, seconds: float) -> Store:
+    """The store, with no more patience than this if it has any of its own."""
+    return store.with_patience(seconds) if isinstance(store, Patient) else store
+
+
 def check_key(key: str) -> str:
     """Return the key, or raise `BadKey` saying which rule it breaks. (S8)"""
     if not isinstance(key, str) or not key:
