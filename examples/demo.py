@@ -24,6 +24,7 @@ from rich.text import Text
 from train_gpt import CONTEXT, GPT, batches, learning_rate, validation_loss
 
 import atoll
+from atoll.training.feed import Feed
 
 REPLICAS, ROUNDS, INNER_STEPS, BATCH, PEAK_LR = 4, 50, 20, 8, 2e-3
 STEPS = ROUNDS * INNER_STEPS
@@ -42,7 +43,7 @@ def compare(ctx: atoll.ReplicaContext, *, steps: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = GPT()
     inner = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, weight_decay=0.1)
-    shards = [iter(batches(rank, REPLICAS, BATCH)) for rank in range(1 if ctx.rank == 0 else REPLICAS)]
+    shards = [Feed(batches(rank, REPLICAS, BATCH)) for rank in range(1 if ctx.rank == 0 else REPLICAS)]
     history: dict[str, list[Any]] = {"train": [], "validation": []}
     for step in range(steps):
         if step % (2 * INNER_STEPS) == 0:
