@@ -185,9 +185,7 @@ def main() -> None:
     numbers = {"validation_loss": losses, "bytes": moved, "times_fewer_bytes": fewer, "curves": curves}
     (OUTPUT / "demo.json").write_text(json.dumps(numbers, indent=1))
     console.print(summary(losses, moved))
-    console.print(
-        f"\nDiLoCo moved [bold]{fewer:.0f} times fewer bytes[/bold] than data parallel, in all its rounds together."
-    )
+    console.print(f"\nDiLoCo moved [bold]{fewer:.0f} times fewer bytes[/bold] than data parallel.")
     console.print(f"All four replicas hold the same weights, bit for bit: {replicas[0]['digest'][:16]}…")
     console.print(f"Plot: {OUTPUT / 'demo.png'}   Took {time.monotonic() - began:.0f} s.\n")
     console.print(f"[dim]atoll status {run.id}\natoll logs {run.id} --rank 2\natoll verify {run.id}[/dim]")
