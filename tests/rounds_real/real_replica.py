@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,8 +91,13 @@ def train(
     snapshot_every: int = 2,
     keeper: int = 0,
     wait_for: Sequence[Any] | None = None,
+    sample_every: int = 0,
 ) -> dict[str, Any]:
-    """To the last round. `keeper` is the rank that snapshots and deletes; `wait_for` is (round, key to be there)."""
+    """To the last round.
+
+    `keeper` is the rank that snapshots and deletes; `wait_for` is (round, key to be there); with `sample_every` the
+    keeper counts what is in the store and in memory.
+    """
     plain = open_store(uri, **(options or {}))
     store: Store = plain if fate is None else FatedStore(plain, fate)
     client = RoundClient(
@@ -103,7 +110,7 @@ def train(
         replica = Replica(client, rank)
         replica.catch_up()
         joined_at = replica.round_no
-        by_round = []
+        by_round, samples = [], []
         while replica.round_no < rounds:
             if wait_for is not None and replica.round_no == wait_for[0]:
                 await_key(store, wait_for[1])
@@ -112,12 +119,15 @@ def train(
             by_round.append(counted(client.counters.since(before)))
             if snapshot_every and replica.round_no % snapshot_every == 0:
                 replica.tidy(is_keeper=rank == keeper)
+            if sample_every and rank == keeper and replica.round_no % sample_every == 0:
+                samples.append([replica.round_no, len(list(store.list())), resident_kib()])
         return {
             "state": hashlib.sha256(replica.values.tobytes() + replica.momentum.tobytes()).hexdigest(),
             "joined_at": joined_at,
             "attempt": attempt,
             "incarnation": client._protocol.member.claim.incarnation,
             "by_round": by_round,
+            "samples": samples,
             "counters": counted(client.counters),
         }
 
@@ -125,6 +135,10 @@ def train(
 def counted(counters: Counters) -> dict[str, Any]:
     names = ("misses", "retries", "bytes_up", "bytes_down")
     return {"requests": dict(counters.requests), **{name: getattr(counters, name) for name in names}}
+
+
+def resident_kib() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def await_key(store: Store, key: str) -> None:
