@@ -64,7 +64,7 @@ def open_record(data: Buffer, *, kind: str) -> dict[str, Any]:
     raw = bytes(data)
     tail = _TAIL.search(raw)
     if tail is None or checksum(body := raw[: tail.start()] + b"}") != tail[1].decode():
-        raise CorruptUpdate(f"a {kind} record of {len(raw)} bytes fails its checksum", check="checksum")
+        raise CorruptUpdate(f"{_a(kind)} record of {len(raw)} bytes fails its checksum", check="checksum")
     value = parse_json(body)
     if value.get("kind") != kind:
         raise CorruptUpdate(f"a record is of kind {value.get('kind')!r}, not {kind!r}", check="kind")
@@ -95,21 +95,21 @@ def open_frame(data: Buffer, *, kind: str) -> Frame:
     """A frame of this kind with every byte checked."""
     view = memoryview(data).cast("B")
     if len(view) < _PREAMBLE.size:
-        raise CorruptUpdate(f"a {kind} of {len(view)} bytes is too short", check="length")
+        raise CorruptUpdate(f"{_a(kind)} of {len(view)} bytes is too short", check="length")
     magic, version, zero, header_bytes, zero_too, payload_bytes, check = _PREAMBLE.unpack(view[: _PREAMBLE.size])
     if (magic, version, zero, zero_too) != (MAGIC, VERSION, 0, 0) or header_bytes > MAX_HEADER_BYTES:
-        raise CorruptUpdate(f"not a {kind} of format version {VERSION}", check="preamble")
+        raise CorruptUpdate(f"not {_a(kind)} of format version {VERSION}", check="preamble")
     start = _PREAMBLE.size + header_bytes
     if len(view) != start + payload_bytes:
-        raise CorruptUpdate(f"a {kind} has {len(view)} bytes, not {start + payload_bytes}", check="length")
+        raise CorruptUpdate(f"{_a(kind)} has {len(view)} bytes, not {start + payload_bytes}", check="length")
     text = bytes(view[_PREAMBLE.size : start])
     if xxhash.xxh3_64_intdigest(bytes(view[:_CHECKED_BYTES]) + text) != check:
-        raise CorruptUpdate(f"the header of a {kind} fails its checksum", check="checksum")
+        raise CorruptUpdate(f"the header of {_a(kind)} fails its checksum", check="checksum")
     header = parse_json(text)
     if header.get("kind") != kind:
         raise CorruptUpdate(f"a frame is of kind {header.get('kind')!r}, not {kind!r}", check="kind")
     if checksum(payload := view[start:]) != header.get("xxh3"):
-        raise CorruptUpdate(f"the payload of a {kind} fails its checksum", check="checksum")
+        raise CorruptUpdate(f"the payload of {_a(kind)} fails its checksum", check="checksum")
     return Frame(header, payload)
 
 
@@ -122,3 +122,7 @@ def parse_json(text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptUpdate("not a JSON object", check="json")
     return value
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

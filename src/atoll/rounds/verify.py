@@ -7,7 +7,9 @@ Reads only; shares the parsing of objects with the rest, but none of the exchang
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,10 +22,12 @@ from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid, Layout, numpy_dtype
 from atoll.rounds.offers import Offer
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
-from atoll.rounds.records import Agreement, Blob, Commit, Contribution, Snapshot
+from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Snapshot
 from atoll.rounds.reduce import weighted_mean
 from atoll.rounds.seal import checksum
 from atoll.stores.base import Buffer, Store
+
+T = TypeVar("T")
 
 _PLAIN = OuterRule(lr=1.0, momentum=0.0)
 """What happens to the tail that is averaged as it is, such as running statistics."""
@@ -41,6 +45,8 @@ class Report:
     """Published chunks of the mean that were recomputed and compared."""
     states: int = 0
     """States that replicas or snapshots claimed, recomputed and compared."""
+    records: int = 0
+    """Claims and acknowledgements that check out."""
     notes: list[str] = field(default_factory=list)
     """What could not be checked, and why."""
     difference: str | None = None
@@ -83,7 +89,7 @@ class Verification:
     def __init__(self, store: Store, run_id: str, report: Report) -> None:
         self._store, self._keys, self._report = store, RoundKeys(run_id), report
         try:
-            self._agreement = Agreement.open(store.get(self._keys.agreement()))
+            self._agreement = self._read(self._keys.agreement(), Agreement.open)
         except KeyNotFound as exc:
             raise ConfigError(f"run `{run_id}` has no agreement in {store.uri}: no replica has joined it") from exc
         outer = self._agreement.settings.get("outer")
@@ -109,6 +115,14 @@ class Verification:
             self._round(round_no)
             if round_no + 1 in snapshots:
                 self._compare_snapshot(round_no + 1)
+        self._check_records()
+
+    def _check_records(self) -> None:
+        """What no arithmetic depends on, but who may take part and what may be deleted."""
+        for prefix, parse in ((self._keys.claims_prefix(), Claim.open), (self._keys.acks_prefix(), Ack.open)):
+            for key in self._store.list(prefix):
+                self._read(key, parse)
+                self._report.records += 1
 
     def _start(self, first: int, snapshots: list[int]) -> None:
         """Take the state before the first round from the initial weights, or from a snapshot."""
@@ -127,7 +141,7 @@ class Verification:
             self._report.notes.append(f"no snapshot of round {first}, so states are checked from the next one on")
 
     def _round(self, round_no: int) -> None:
-        commit = Commit.open(self._store.get(self._keys.commit(round_no)))
+        commit = self._read(self._keys.commit(round_no), Commit.open)
         if self._previous is not None and commit.previous != self._previous:
             raise Difference(f"round {round_no} does not continue the round before it")
         self._compare_base(commit)
@@ -176,7 +190,7 @@ class Verification:
 
     def _compare_mean(self, commit: Commit, layout: Layout, grid: Grid, chunk: int, ours: F32) -> None:
         header = mean_header(commit, layout.hash, self._agreement.mean_codec, grid, chunk)
-        theirs = open_chunk(self._store.get(self._keys.mean(commit.round_no, chunk)), header)
+        theirs = self._read(self._keys.mean(commit.round_no, chunk), lambda data: open_chunk(data, header))
         if theirs.tobytes() != ours.tobytes():
             at = int(np.flatnonzero(theirs.view(np.uint32) != ours.view(np.uint32))[0])
             message = f"round {commit.round_no}, chunk {chunk}: the published mean differs first at value {at}"
@@ -184,10 +198,14 @@ class Verification:
         self._report.means += 1
 
     def _offer(self, commit: Commit, named: Contribution, layout: Layout, grid: Grid) -> Offer:
+        who: dict[str, Any] = {
+            "run_id": commit.run_id,
+            "round_no": commit.round_no,
+            "rank": named.rank,
+            "slot": named.slot,
+        }
         key = self._keys.offer(commit.round_no, named.rank, named.slot)
-        offer = Offer.open(
-            self._store.get(key), run_id=commit.run_id, round_no=commit.round_no, rank=named.rank, slot=named.slot
-        )
+        offer = self._read(key, lambda data: Offer.open(data, **who))
         if (offer.digest, offer.weight, offer.layout) != (named.digest, named.weight, layout.hash):
             raise Difference(f"round {commit.round_no}: the offer of rank {named.rank} is not the committed one")
         if len(offer.chunks) != len(grid):
@@ -199,7 +217,8 @@ class Verification:
         if offer.inline is not None:
             return inline_chunk(offer, grid, chunk)
         key = self._keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
-        return open_chunk(self._store.get(key), update_header(offer, grid, chunk), wanted=offer.chunks[chunk])
+        header = update_header(offer, grid, chunk)
+        return self._read(key, lambda data: open_chunk(data, header, wanted=offer.chunks[chunk]))
 
     def _load_snapshot(self, round_no: int) -> None:
         record, buffers = self._snapshot(round_no)
@@ -228,17 +247,26 @@ class Verification:
         self._report.states += 1
 
     def _snapshot(self, round_no: int) -> tuple[Snapshot, dict[str, memoryview]]:
-        record = Snapshot.open(self._store.get(self._keys.snapshot(round_no)))
+        record = self._read(self._keys.snapshot(round_no), Snapshot.open)
         whole = self._read_blob(record.blob)
         views = sections(whole, [size for _, size in record.sections])
         return record, {name: view for (name, _), view in zip(record.sections, views, strict=True)}
 
+    def _read(self, key: str, parse: Callable[[Buffer], T]) -> T:
+        """An object, checked; what it fails is said with its name."""
+        data = self._store.get(key)
+        try:
+            return parse(data)
+        except CorruptUpdate as exc:
+            raise Difference(f"{exc.message} (`{key}`)") from exc
+
     def _read_blob(self, blob: Blob) -> bytearray:
         whole = bytearray()
         for i, (size, check) in enumerate(blob.pieces):
-            piece: Buffer = self._store.get(self._keys.blob(blob.round_no, blob.digest, i))
+            key = self._keys.blob(blob.round_no, blob.digest, i)
+            piece: Buffer = self._store.get(key)
             if memoryview(piece).nbytes != size or checksum(piece) != check:
-                raise Difference(f"piece {i} of the blob of round {blob.round_no} fails its checksum")
+                raise Difference(f"piece {i} of the blob of round {blob.round_no} fails its checksum (`{key}`)")
             whole += piece
         return whole
 

@@ -41,5 +41,7 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
 def _text(report: Report) -> str:
     last = report.first_round + report.rounds - 1
     span = f"rounds {report.first_round} to {last}" if report.rounds else "no rounds"
-    checked = f"{report.updates} updates, {report.means} chunks of means, {report.states} states"
+    checked = (
+        f"{report.updates} updates, {report.means} chunks of means, {report.states} states, {report.records} records"
+    )
     return f"run {report.run_id}: {span} recomputed; {checked} compared"
