@@ -115,13 +115,17 @@ def test_the_configuration_is_used_and_flags_win(inside, monkeypatch):
 
 def test_plan_prints_the_exact_request_and_writes_nothing(cli):
     before = sorted(os.listdir(cli.folder))
-    words = ("plan", "job:ok", "-n", 2, "--run-id", "p", "--env", "A=b", "--secret", "T=env:NOT_SET", "--store", "s")
-    done = cli(*words)
+    words = ("plan", "job:ok", "-n", 2, "--run-id", "p", "--env", "A=b", "--secret", "T=env:VAULT", "--store", "s")
+    refused = cli(*words)
+    assert refused.code == 2
+    assert "there is no variable `VAULT` here" in refused.stderr
+    done = cli(*words, env={"VAULT": "canary"})
     assert done.code == 0, done.stderr
     request = json.loads(done.stdout)
     assert request["environment"]["A"] == "b"
-    assert request["secrets"] == {"T": "env:NOT_SET"}
-    assert cli(*words, "--json").data["plan"]["request"] == request
+    assert request["secrets"] == {"T": "env:VAULT"}
+    assert cli(*words, "--json", env={"VAULT": "canary"}).data["plan"]["request"] == request
+    assert "canary" not in done.stdout + done.stderr
     assert sorted(os.listdir(cli.folder)) == before
 
 
