@@ -160,4 +160,6 @@ def _outcome_text(outcome: ReplicaOutcome) -> Iterable[str]:
 def _failure_hint(result: RunResult, failed: list[ReplicaOutcome]) -> str:
     import shlex
 
-    return f"atoll logs {shlex.quote(result.run_id)} --rank {failed[0].rank}"
+    followed = (Reason.CANCELLED, Reason.TIMEOUT, Reason.LOST)  # these often end because another one did
+    culprit = next((outcome for outcome in failed if outcome.reason not in followed), failed[0])
+    return f"atoll logs {shlex.quote(result.run_id)} --rank {culprit.rank}"

@@ -172,6 +172,9 @@ class Run:
         self._clock = clock
         self._witness = Witness(store, spec.run_id)
 
+    def __repr__(self) -> str:
+        return f"<Run {self.id} on {self.executor.name}, store {self.store.uri}>"
+
     @property
     def handle(self) -> RunHandle:
         """One line of text that finds the run again."""

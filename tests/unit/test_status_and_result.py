@@ -154,3 +154,10 @@ def test_a_failed_run_names_ranks_reasons_last_lines_and_the_next_command():
     assert "| the end" in text
     assert "atoll logs 'my run' --rank 1" in text
     assert caught.value.result is result
+
+
+def test_the_hint_leads_to_the_rank_that_began_it():
+    waited = ReplicaOutcome(0, 0, S.CANCELLED, Reason.CANCELLED)
+    culprit = ReplicaOutcome(1, 0, S.FAILED, Reason.KILLED, "killed by SIGKILL", 137)
+    with pytest.raises(RunFailed, match=r"hint: atoll logs r --rank 1"):
+        RunResult("r", (waited, culprit)).raise_for_failures()

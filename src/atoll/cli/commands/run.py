@@ -26,15 +26,16 @@ _SHOWN = 16
 @run_options
 @click.option("-d", "--detach", is_flag=True, help="Return once it is started; stdout is the run id.")
 @click.option("--wait", is_flag=True, help="Wait for the end with plain lines instead of the live table.")
-def run_command(out: Output, detach: bool, wait: bool, **options: Any) -> None:
+@click.option("--fail-fast", is_flag=True, help="Cancel the rest as soon as one replica has failed for good.")
+def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **options: Any) -> None:
     """Start replicas of ENTRY and watch them until they are over.
 
     ENTRY is `package.module:function`, `script.py` or `script.py:function`; words for a script go after `--`.
     The replicas do not need this command: Ctrl-C detaches and says how to come back. Options not given come from
     ATOLL_* variables, then atoll.toml.
     """
-    if detach and wait:
-        raise ConfigError("--detach returns at once and --wait waits: which one is it?")
+    if detach and (wait or fail_fast):
+        raise ConfigError("--detach returns at once; --wait and --fail-fast watch: which one is it?")
     made = draft(out, options, click.get_current_context().meta.get("words", ()))
     announce(out, made)
     run = _submit(out, made)
@@ -43,7 +44,7 @@ def run_command(out: Output, detach: bool, wait: bool, **options: Any) -> None:
         out.text(run.id)
         return
     try:
-        status = watch(run, out, live=not wait)
+        status = watch(run, out, live=not wait, fail_fast=fail_fast)
     except KeyboardInterrupt:
         raise _detached(out, run) from None
     _finish(out, run, status)
