@@ -21,14 +21,23 @@ def warm_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def torch_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    pytest.importorskip("torch", reason="needs `pip install atoll[train]`")
+    with nursery_in(tmp_path_factory.mktemp("nursery"), "torch_replica", "obstore.store") as made:
+        yield made
+
+
 @pytest.fixture
-def nursery(warm_nursery: Nursery) -> Iterator[Nursery]:
-    """Starts real processes; those that a test leaves behind are ended."""
-    warm_nursery.environment = {}
+def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
+    """Starts real processes; those that a test leaves behind are ended. Modules named `test_torch…` get torch."""
+    has_torch = request.path.name.startswith("test_torch")
+    warm: Nursery = request.getfixturevalue("torch_nursery" if has_torch else "warm_nursery")
+    warm.environment = {}
     try:
-        yield warm_nursery
+        yield warm
     finally:
-        warm_nursery.end_children()
+        warm.end_children()
 
 
 @pytest.fixture
