@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from threading import Barrier
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import atoll
 from atoll.errors import ConfigError, StoreRefused
 from atoll.registry import open_store
+from atoll.rounds.keys import RoundKeys
 from atoll.rounds.verify import verify
 from atoll.testing.fakes import FaultyStore
 from atoll.training.checkpoint import Checkpoint, Checkpoints
@@ -127,6 +129,14 @@ def test_without_a_checkpoint_a_restarted_replica_takes_up_the_agreed_state():
     assert finals[0] == finals[1]
 
 
+def until_offered(ctx: atoll.ReplicaContext, round_no: int, *, rank: int) -> None:
+    """Until the store has the update of another rank."""
+    keys, deadline = RoundKeys(ctx.run_id), time.monotonic() + 60
+    while not any(keys.parse_offer(key)[1] == rank for key in ctx.store.list(keys.offers_prefix(round_no))):
+        assert time.monotonic() < deadline, f"rank {rank} never offered anything for round {round_no}"
+        time.sleep(0.001)
+
+
 def test_a_replica_that_joins_late_catches_up_and_takes_part():
     """Rank 2 comes when the others have done eight rounds; from then on all three agree."""
     gate = Barrier(3)
@@ -146,6 +156,8 @@ def test_a_replica_that_joins_late_catches_up_and_takes_part():
                 loss_of(model, batch).backward()
                 inner.step()
                 inner.zero_grad()
+                if outer.round >= 8 and ctx.rank != 2 and outer.inner_step % 2 == 0:
+                    until_offered(ctx, outer.round, rank=2)  # the grace is nil: whoever is there first decides
                 outcome = outer.step()
                 if outcome is not None:
                     included.append((outer.round, outcome.ranks))
