@@ -171,4 +171,13 @@ def test_a_list_with_a_flipped_bit_fences_nobody(proxy: FaultProxy, run: Callabl
     assert proxy.faults[0].used
 
 
+def test_an_answer_spoilt_on_its_way_does_not_condemn_the_store(s3: Service, proxy: FaultProxy) -> None:
+    def reads_probe(method: str, path: str, _: dict[str, str]) -> bool:
+        return method == "GET" and path.endswith("/twice")
+
+    proxy.faults.append(Fault(reads_probe, times=2, spoil=flip))
+    open_store(s3.uri(s3.new_place(), endpoint=proxy.url)).create("key", b"")
+    assert proxy.faults[0].used == 2
+
+
 NAMED = {"StoreError", "StoreUnavailable", "CorruptUpdate", "QuorumLost"}

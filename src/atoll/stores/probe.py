@@ -56,7 +56,8 @@ def probe_create(store: Store) -> None:
             pass
         else:
             raise _refusal(store, "a second `create` of the same key was accepted")
-        if bytes(store.get(key)) != b"first":
+        # More than one look: an answer spoilt on its way must not condemn the store.
+        if all(bytes(store.get(key)) != b"first" for _ in range(3)):
             raise _refusal(store, "a `create` that was refused changed the object")
 
 
