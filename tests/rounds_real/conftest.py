@@ -17,7 +17,9 @@ pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
 
 @pytest.fixture(scope="session")
 def warm_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with nursery_in(tmp_path_factory.mktemp("nursery"), "real_replica", "racer", "obstore.store") as made:
+    with nursery_in(
+        tmp_path_factory.mktemp("nursery"), "real_replica", "racer", "named_replica", "obstore.store"
+    ) as made:
         yield made
 
 

@@ -16,7 +16,7 @@ STORMS = {
         3: [["before", "create", "*/rounds/0000000003/offer/*", 1], ["after", "create", "*/0000000004/offer/*", 1]],
     },
     "waiting and committing": {
-        0: [["before", "create", "*/commits/*", 2], ["after", "create", "*/commits/*", 2]],  # commits if it is alive
+        0: [["before", "create", "*/commits/*", 1], ["after", "create", "*/commits/*", 1]],  # first in turn
         2: [["before", "get", "*/commits/0000000002.json", 2]],
         3: [["after", "get", "*/commits/0000000004.json", 2]],
     },

@@ -171,6 +171,21 @@ def test_a_list_with_a_flipped_bit_fences_nobody(proxy: FaultProxy, run: Callabl
     assert proxy.faults[0].used
 
 
+def test_a_list_with_a_flipped_bit_makes_nobody_skip_a_number(
+    s3: Service, proxy: FaultProxy, nursery: Nursery, run_id: str
+) -> None:
+    nursery.environment = s3.environment
+    common = {"uri": s3.uri(s3.new_place(), endpoint=proxy.url), "run_id": run_id, "rank": 0, "world_size": 1}
+    assert nursery.start("real_replica:train", **common, rounds=1).wait().value["incarnation"] == 0
+
+    def lists_claims(method: str, path: str, _: dict[str, str]) -> bool:
+        return verb_of(method, path) == "LIST" and "claims" in path
+
+    proxy.faults.append(Fault(lists_claims, spoil=lambda body: body.replace(b"00000.00000.json", b"00000.00004.json")))
+    assert nursery.start("real_replica:train", **common, rounds=2, attempt=1).wait().value["incarnation"] == 1
+    assert proxy.faults[0].used
+
+
 def test_an_answer_spoilt_on_its_way_does_not_condemn_the_store(s3: Service, proxy: FaultProxy) -> None:
     def reads_probe(method: str, path: str, _: dict[str, str]) -> bool:
         return method == "GET" and path.endswith("/twice")

@@ -59,7 +59,7 @@ def test_a_zombie_is_fenced_and_nothing_of_it_is_read(
 def test_a_quorum_goes_on_past_its_grace_without_a_zombie_which_is_then_replaced(
     place: Place, nursery: Nursery, run_id: str
 ) -> None:
-    quorum = {"least": 2, "grace_s": 1.0}
+    quorum = {"least": 2, "grace_s": 2.5}
     common = {"uri": place.uri, "run_id": run_id, "world_size": 3, "rounds": 8, "quorum": quorum, "snapshot_every": 2}
     keys = RoundKeys(run_id)
     fate = ["stop", "before", "create", "*/rounds/0000000002/offer/*", 1]
@@ -115,7 +115,7 @@ def test_a_rank_that_joins_later_takes_part(place: Place, nursery: Nursery, run_
 
 @pytest.mark.parametrize(
     ("quorum", "missing"),
-    [({"deadline_s": 1.5}, [1, 3]), ({"least": 3, "grace_s": 0.1, "deadline_s": 1.5}, [1, 3])],
+    [({"deadline_s": 4.0}, [1, 3]), ({"least": 3, "grace_s": 0.1, "deadline_s": 4.0}, [1, 3])],
     ids=["every rank is needed", "three are needed"],
 )
 def test_too_few_is_an_error_that_names_who_is_missing(
@@ -130,7 +130,7 @@ def test_too_few_is_an_error_that_names_who_is_missing(
 
 
 def test_too_few_after_one_died_is_an_error_too(place: Place, nursery: Nursery, run_id: str) -> None:
-    common = {"uri": place.uri, "run_id": run_id, "world_size": 3, "rounds": 4, "quorum": {"deadline_s": 2.0}}
+    common = {"uri": place.uri, "run_id": run_id, "world_size": 3, "rounds": 4, "quorum": {"deadline_s": 4.0}}
     fate = ["kill", "after", "put", "*/rounds/0000000002/update/*", 1]
     dead = nursery.start(TRAIN, **common, rank=1, fate=fate)
     others = [nursery.start(TRAIN, **common, rank=rank) for rank in (0, 2)]

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atoll.errors import CorruptUpdate, Fenced
+from atoll.errors import CorruptUpdate, Fenced, KeyNotFound
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.ops import Steps
 from atoll.rounds.records import Claim
 from atoll.rounds.requests import Requests
+
+_LOOKS = 6
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,19 @@ def standings(io: Requests, keys: RoundKeys) -> Steps[Mapping[int, Standing]]:
 
 def take_rank(io: Requests, keys: RoundKeys, rank: int, attempt: int, token: str) -> Steps[Claim]:
     """Claim a rank with the next incarnation. A later attempt that came first means `Fenced`."""
+    looks = 0
     while True:
         newest = (yield from standings(io, keys)).get(rank)
+        looks += 1
         if newest is not None:
-            holder = yield from _holder(io, keys, rank, newest.incarnation)
+            try:
+                holder = yield from _holder(io, keys, rank, newest.incarnation)
+            except KeyNotFound:
+                # The LIST was spoilt on its way: a claim is never deleted. Skipping a number would leave a zombie
+                # unfenced, for it looks only at the number after its own.
+                if looks >= _LOOKS:
+                    raise
+                continue
             if holder is not None and holder.token == token:
                 return holder
             if holder is not None and holder.attempt > attempt:
