@@ -60,6 +60,7 @@ class Shepherd:
     def run(self, *, on_ready: Any = None) -> Attempt | None:
         """Look after every rank until it is settled."""
         self._listen()
+        processes.adopt_orphans()  # before the first replica: one that ends at once may leave a child behind
         with suppress(OSError):
             self._spool.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
         self._write_status()  # from here on the run has begun, and nobody begins it again
@@ -76,7 +77,6 @@ class Shepherd:
         self._scribe.start(self._close_inherited)
         for charge in self._charges:
             self._scribe.tell("started", charge.rank, charge.attempt)
-        processes.adopt_orphans()
         while not all(charge.is_settled for charge in self._charges):
             self._write_status()
             self._sleep()

@@ -68,8 +68,8 @@ def hold(ctx: ReplicaContext, *, stubborn: bool = False) -> int:
     """Go on until `let_go`; say farewell when asked to stop, or with `stubborn` do not listen at all."""
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _mark(ctx)
     try:
+        _mark(ctx)  # the suite may ask us to stop as soon as it sees the mark
         _until_let_go(ctx)
     except SystemExit:
         ctx.store.create(f"{_prefix(ctx.run_id)}farewell/{ctx.rank:05d}", b"")
