@@ -125,7 +125,7 @@ def _reduce(work: Averaging, chunk: int, *, is_published: bool) -> Steps[None]:
         began = member.io.clock.monotonic()
         for contribution in values:
             accumulator.add(contribution)
-        member.io.spend("reduce", member.io.clock.monotonic() - began)
+        member.io.spend("reduce", began)
     mean = accumulator.mean()
     how = codec(member.agreement.mean_codec)
     encoded = how.encode(mean)

@@ -119,9 +119,11 @@ class Requests:
         """Wait; counted as waiting. Never so short that a clock might not move."""
         began = self.clock.monotonic()
         yield Sleep(max(seconds, LEAST_PAUSE_S))
-        self.spend("wait", self.clock.monotonic() - began)
+        self.spend("wait", began)
 
-    def spend(self, phase: str, seconds: float) -> None:
+    def spend(self, phase: str, began: float) -> None:
+        """A phase that began then (by the clock's `monotonic`) has ended now."""
+        seconds = self.clock.monotonic() - began
         with self._lock:
             self.counters.seconds[phase] = self.counters.seconds.get(phase, 0.0) + seconds
 
@@ -141,7 +143,7 @@ class Requests:
                 with self._lock:
                     self.counters.retries += 1
             yield Sleep(next(pauses))
-        self.spend(_PHASES[verb], self.clock.monotonic() - began)
+        self.spend(_PHASES[verb], began)
         return reply
 
     def _count_up(self, data: Data) -> None:
