@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.errors import CorruptUpdate, UnknownName
-from atoll.rounds.codec import codec, codec_names
+from atoll.rounds.codec import codec, codec_names, recommended_mean
 from atoll.rounds.codec_bf16 import from_bf16_bits, to_bf16_bits
 
 floats = hnp.arrays(
@@ -37,12 +37,34 @@ def test_decoding_what_was_decoded_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", codec_names())
+@given(values=floats)
+def test_given_room_receives_the_same_bytes_and_values(name: str, values: np.ndarray) -> None:
+    how = codec(name)
+    values = values[np.abs(values) <= how.largest]
+    payload, room = b"".join(how.encode(values)), bytearray(how.encoded_bytes(values.size))
+    how.encode_into(values, room)
+    assert room == payload
+    into = np.full(values.size, np.nan, np.float32)
+    how.decode_into(payload, into)
+    assert into.tobytes() == how.decode(payload, values.size).tobytes()
+
+
+@pytest.mark.parametrize("name", codec_names())
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_payload_of_the_wrong_length_is_refused(name: str, change: int) -> None:
-    how = codec(name)
+    how, room = codec(name), np.zeros(100, np.float32)
     payload = b"\0" * (how.encoded_bytes(100) + change)
+    for read in (lambda: how.decode(payload, 100), lambda: how.decode_into(payload, room)):
+        with pytest.raises(CorruptUpdate, match="bytes"):
+            read()
     with pytest.raises(CorruptUpdate, match="bytes"):
-        how.decode(payload, 100)
+        how.add_into(payload, room)
+
+
+def test_means_of_coarse_updates_are_finer() -> None:
+    assert {name: recommended_mean(name) for name in codec_names()} == {"fp32": "fp32", "bf16": "bf16"}
+    with pytest.raises(UnknownName):
+        recommended_mean("bf61")
 
 
 def test_bf16_is_what_torch_makes_of_every_pattern_and_of_every_tie() -> None:

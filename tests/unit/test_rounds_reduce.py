@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import CorruptUpdate
+from atoll.rounds.codec import codec, codec_names
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite, weighted_mean
 
 counts = st.integers(1, 9)
@@ -71,3 +72,18 @@ def test_what_is_not_finite_in_one_contribution_shows_in_the_mean(bad: float, we
         assert not is_finite(weighted_mean(each, weights))
     assert is_finite(weighted_mean(contributions(1, 3), weights))
     assert is_finite(np.empty(0, np.float32))
+
+
+@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("size", [0, 1, 257, 70_001])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 3.0], [5.0]])
+def test_adding_while_decoding_gives_the_same_bits(name: str, size: int, weights: list[float]) -> None:
+    how, coefficients = codec(name), Coefficients.of(weights)
+    room = np.full(size, np.nan, np.float32)
+    plain, direct = Accumulator(size, coefficients), Accumulator(size, coefficients, room)
+    for values in contributions(size, len(weights), size):
+        payload = b"".join(how.encode(values))
+        plain.add(how.decode(payload, size))
+        direct.add_encoded(how, payload)
+    assert direct.mean() is room
+    assert room.tobytes() == plain.mean().tobytes()

@@ -19,6 +19,7 @@ from atoll.stores.base import Buffer
 F32: TypeAlias = NDArray[np.float32]
 
 _MODULES = {"fp32": "codec_fp32", "bf16": "codec_bf16"}
+_MEANS = {"int4": "int8"}
 DEFAULT = "bf16"
 
 
@@ -38,8 +39,26 @@ class Codec(Protocol):
         """The values as little-endian buffers; may be views of `values`."""
         ...
 
+    def encode_into(self, values: F32, out: Buffer) -> None:
+        """Write what `encode` gives into a writable buffer of exactly `encoded_bytes(values.size)` bytes."""
+        ...
+
     def decode(self, payload: Buffer, count: int) -> F32:
-        """`count` values; may be a read-only view of `payload`. Wrong length raises `CorruptUpdate`."""
+        """`count` values; may be a read-only view of `payload`.
+
+        What no finite values give raises `CorruptUpdate`, or comes back as values that are not finite.
+        """
+        ...
+
+    def decode_into(self, payload: Buffer, out: F32) -> None:
+        """Write the `out.size` values of the payload into a contiguous array. Raises as `decode` does."""
+        ...
+
+    def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
+        """`total += decode(payload)`, or `total += factor * decode(payload)` with both operations rounded.
+
+        After `CorruptUpdate` the total is of no use.
+        """
         ...
 
     def error_bound(self, values: F32) -> NDArray[np.float64]:
@@ -60,11 +79,27 @@ def codec_names() -> list[str]:
     return list(_MODULES)
 
 
+def recommended_mean(name: str) -> str:
+    """The codec for published means when updates have this one and nobody chose.
+
+    The error of an update is halved by averaging and can be fed back; that of the mean is neither.
+    """
+    return _MEANS.get(codec(name).name, name)
+
+
 def check_length(name: str, payload: Buffer, wanted_bytes: int) -> memoryview:
     """The payload as flat bytes, or `CorruptUpdate` when its length is not what the codec writes."""
     view = memoryview(payload).cast("B")
     if len(view) != wanted_bytes:
         raise CorruptUpdate(f"a {name} payload has {len(view)} bytes, not {wanted_bytes}", check="length")
+    return view
+
+
+def writable(name: str, out: Buffer, wanted_bytes: int) -> memoryview:
+    """The buffer to encode into, as flat bytes."""
+    view = memoryview(out).cast("B")
+    assert not view.readonly, "encoding needs a buffer that can be written"
+    assert len(view) == wanted_bytes, f"{name} needs {wanted_bytes} bytes, not {len(view)}"
     return view
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.errors import CorruptUpdate
-from atoll.rounds.codec import F32
+from atoll.rounds import kernels
+from atoll.rounds.codec import F32, Codec
+from atoll.stores.base import Buffer
 
 
 @dataclass(frozen=True)
@@ -40,28 +42,29 @@ class Coefficients:
 class Accumulator:
     """Takes contributions in rank order, one after the other, so that memory does not grow with their number."""
 
-    def __init__(self, size: int, coefficients: Coefficients) -> None:
-        self._sum: F32 = np.empty(size, dtype=np.float32)
-        self._product: F32 | None = None
+    def __init__(self, size: int, coefficients: Coefficients, out: F32 | None = None) -> None:
+        """`out`: a contiguous array to sum up in, which is then what `mean` gives; its content is of no matter."""
+        assert out is None or (out.shape == (size,) and out.flags.c_contiguous)
+        self._sum: F32 = np.empty(size, dtype=np.float32) if out is None else out
         self._coefficients = coefficients
         self._taken = 0
 
     def add(self, values: F32) -> None:
         """The next contribution in rank order."""
-        factors, first = self._coefficients.factors, self._taken == 0
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            if factors is None:
-                if first:
-                    np.copyto(self._sum, values)
-                else:
-                    np.add(self._sum, values, out=self._sum)
-            elif first:
-                np.multiply(values, factors[0], out=self._sum)
-            else:
-                if self._product is None:
-                    self._product = np.empty_like(self._sum)
-                np.multiply(values, factors[self._taken], out=self._product)
-                np.add(self._sum, self._product, out=self._sum)
+        if self._taken:
+            kernels.add(self._sum, values, self._factor)
+        else:
+            np.copyto(self._sum, values)
+            self._scale_first()
+        self._taken += 1
+
+    def add_encoded(self, how: Codec, payload: Buffer) -> None:
+        """The next contribution in rank order, added while it is decoded: the same bits as `add(how.decode(…))`."""
+        if self._taken:
+            how.add_into(payload, self._sum, self._factor)
+        else:
+            how.decode_into(payload, self._sum)
+            self._scale_first()
         self._taken += 1
 
     def mean(self) -> F32:
@@ -71,6 +74,16 @@ class Accumulator:
             with np.errstate(under="ignore"):
                 np.divide(self._sum, np.float32(self._coefficients.count), out=self._sum)
         return self._sum
+
+    @property
+    def _factor(self) -> np.float32 | None:
+        factors = self._coefficients.factors
+        return None if factors is None else factors[self._taken]
+
+    def _scale_first(self) -> None:
+        if self._factor is not None:
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                np.multiply(self._sum, self._factor, out=self._sum)
 
 
 def weighted_mean(contributions: Iterable[F32], weights: Sequence[float]) -> F32:
