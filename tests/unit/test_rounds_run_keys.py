@@ -91,6 +91,7 @@ def test_round_names_parse_back(round_no: int, rank: int, other: int) -> None:
     assert ROUNDS.parse_claim(ROUNDS.claim(rank, other)) == (rank, other, False)
     assert ROUNDS.parse_claim(ROUNDS.departure(rank, other)) == (rank, other, True)
     assert ROUNDS.parse_blob(ROUNDS.blob(round_no, "ab" * 16, other)) == (round_no, "ab" * 16)
+    assert ROUNDS.parse_metrics(ROUNDS.metrics(rank, other, round_no)) == (rank, other, round_no)
     assert KEYS.parse_checkpoint(KEYS.checkpoint(rank, round_no)) == (rank, round_no)
 
 
@@ -98,7 +99,7 @@ def test_every_round_name_is_a_valid_key_of_its_run_and_none_equals_another() ->
     names = [
         ROUNDS.agreement(), ROUNDS.claim(1, 2), ROUNDS.departure(1, 2), ROUNDS.offer(1, 2, 3), ROUNDS.commit(1),
         ROUNDS.update(1, 2, 3, 4), ROUNDS.mean(1, 2), ROUNDS.snapshot(1), ROUNDS.blob(1, "ab" * 16, 2), ROUNDS.ack(1),
-        ROUNDS.events(1, 2, 3),
+        ROUNDS.events(1, 2, 3), ROUNDS.metrics(1, 2, 3),
     ]  # fmt: skip
     assert len(set(names)) == len(names)
     for name in names:

@@ -72,6 +72,7 @@ class RoundClient:
     ) -> None:
         """`options` are those of `RoundProtocol`: attempt, codec_name, mean_codec, chunk, quorum, settings, lease_s."""
         tuning = tuning or Tuning()
+        self._clock = clock
         self._protocol = RoundProtocol(run_id, rank, world_size, layouts=layouts, tuning=tuning, clock=clock, **options)
         self._drive = Driver(with_patience(store, tuning.retry_s), clock, connections=tuning.connections)
 
@@ -83,6 +84,29 @@ class RoundClient:
     def counters(self) -> Counters:
         """Requests, bytes and seconds since the client was made."""
         return self._protocol.io.counters
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds of all exchanges so far."""
+        return self._protocol.io.timeline.exchange_s
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of exchanges during which nothing was computed, as far as `mark` told."""
+        return self._protocol.io.timeline.exposed_s
+
+    @property
+    def hidden_share(self) -> float:
+        """The part of the exchanges that went on behind computing."""
+        return self._protocol.io.timeline.hidden_share
+
+    def mark(self, phase: str, began: float, ended: float | None = None, *, round_no: int | None = None) -> None:
+        """Tell when training computed (`compute`) or took an outer step (`apply`), by `clock.monotonic()`. Thread-safe.
+
+        Computing is told before the exchange it was for, and before waiting for one in the background; if it never is,
+        all time between exchanges counts.
+        """
+        self._protocol.io.timeline.add(phase, began, self._clock.monotonic() if ended is None else ended, round_no)
 
     @property
     def position(self) -> str:
@@ -180,6 +204,7 @@ class RoundClient:
 
     def close(self) -> None:
         """End the threads. Says nothing to the others; see `leave`."""
+        self._drive(self._protocol.finish())
         self._drive.close()
 
     def __enter__(self) -> RoundClient:

@@ -19,6 +19,7 @@ _CLAIM = re.compile(r"(\d{5,})\.(\d{5,})\.(json|left)\Z")
 _OFFER = re.compile(r"(\d{10,})/offer/(\d{5,})\.(\d{3,})\Z")
 _BLOB = re.compile(r"(\d{10,})-([0-9a-f]{8,128})/\d{6,}\Z")
 _CHECKPOINT = re.compile(r"checkpoints/(\d{5,})/(\d{10,})\Z")
+_SEGMENT = re.compile(r"(\d{5,})\.(\d{5,})\.(\d{6,})\.jsonl\Z")
 _LOG_CHUNK = re.compile(r"logs/(\d{5,})/(\d{3,})/(\d{15,})-(\d+)-(\d+)\Z")
 
 
@@ -258,6 +259,22 @@ class RoundKeys:
     def events(self, rank: int, incarnation: int, segment: int) -> str:
         """JSON lines of what one process saw; rewritten as it grows, then left alone."""
         return f"{self.events_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.{number(segment, 6)}.jsonl"
+
+    def metrics_prefix(self) -> str:
+        return f"{self.prefix}metrics/"
+
+    def metrics(self, rank: int, incarnation: int, segment: int) -> str:
+        """JSON lines of what some rounds of one process cost; written once."""
+        return f"{self.metrics_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.{number(segment, 6)}.jsonl"
+
+    def parse_metrics(self, key: str) -> tuple[int, int, int]:
+        """(rank, incarnation, segment): the inverse of `metrics`."""
+        found = (
+            _SEGMENT.match(key.removeprefix(self.metrics_prefix())) if key.startswith(self.metrics_prefix()) else None
+        )
+        if found is None:
+            raise BadKey(key, f"not metrics of run `{self.run_id}`")
+        return int(found[1]), int(found[2]), int(found[3])
 
     def _one_number(self, key: str, prefix: str, suffix: str) -> int:
         middle = key[len(prefix) : -len(suffix)]

@@ -100,6 +100,7 @@ class RoundProtocol:
         start = yield from begin(self.io, self._keys, self._wanted, initial, self._rank, self._tuning)
         claim = yield from claims.take_rank(self.io, self._keys, self._rank, self._attempt, self._token)
         events = EventLog(self._keys, self._rank, claim.incarnation, self.io.clock)
+        self.io.timeline.open(self._keys, self._rank, claim.incarnation)
         self._member = Member(
             self.io, self._keys, claim, start.agreement, self._quorum, self._tuning, events,
             previous=start.agreement.digest,
@@ -111,7 +112,10 @@ class RoundProtocol:
     ) -> Steps[RoundOutcome]:
         """Contribute to a round and take in its mean."""
         which = self._fragment(round_no) if fragment is None else fragment
-        return (yield from rounds_exchange.exchange(self.member, round_no, which, source, weight, base, sink))
+        self.io.timeline.begin(round_no, which)
+        outcome = yield from rounds_exchange.exchange(self.member, round_no, which, source, weight, base, sink)
+        self.io.timeline.end(is_included=outcome.is_included)
+        return outcome
 
     def replay(self, round_no: int, sink: Sink) -> Steps[RoundOutcome | None]:
         """Take in a round without contributing; None when it is not committed."""
@@ -188,4 +192,10 @@ class RoundProtocol:
         """Say goodbye: the others do not wait for this rank any more."""
         self.member.events.add("left", -1, rank=self._rank)
         yield from self.member.events.flush(self.io)
+        yield from self.io.timeline.finish(self.io)
         yield from claims.leave(self.io, self._keys, self.member.claim)
+
+    def finish(self) -> Steps[None]:
+        """Leave in the store what was measured; quiet, and at once, if the store does not answer."""
+        if self._member is not None and not self.io.is_cut_off:
+            yield from self.io.timeline.finish(self.io)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from atoll._time import Clock, backoff
 from atoll.errors import CorruptUpdate, KeyExists, KeyNotFound, StoreUnavailable
 from atoll.rounds.ops import Create, Delete, Get, List, Put, Request, Sleep, Steps
+from atoll.rounds.timeline import Timeline
 from atoll.stores.base import Buffer, Data, pieces
 
 T = TypeVar("T")
@@ -59,6 +60,14 @@ class Requests:
         self.counters = Counters()
         self._retry_s, self._reread = retry_s, reread
         self._lock = threading.Lock()
+        self.timeline = Timeline(clock, self)
+        self.is_cut_off = False
+        """Whether the store was unavailable when it was last asked."""
+
+    def counted(self) -> Counters:
+        """A copy of the counters, also while requests are under way."""
+        with self._lock:
+            return self.counters.copy()
 
     def get(self, key: str) -> Steps[Buffer]:
         data: Buffer = yield from self._ask(Get(key))
@@ -123,9 +132,10 @@ class Requests:
 
     def spend(self, phase: str, began: float) -> None:
         """A phase that began then (by the clock's `monotonic`) has ended now."""
-        seconds = self.clock.monotonic() - began
+        ended = self.clock.monotonic()
         with self._lock:
-            self.counters.seconds[phase] = self.counters.seconds.get(phase, 0.0) + seconds
+            self.counters.seconds[phase] = self.counters.seconds.get(phase, 0.0) + ended - began
+        self.timeline.add(phase, began, ended)
 
     def _ask(self, request: Request) -> Steps[Any]:
         verb = _VERBS[type(request)]
@@ -137,12 +147,20 @@ class Requests:
             try:
                 reply = yield request
                 break
+            except KeyNotFound:
+                self.spend("wait", began)  # it was asked for too early
+                raise
+            except KeyExists:
+                self.spend(_PHASES[verb], began)
+                raise
             except StoreUnavailable:
+                self.is_cut_off = True
                 if self.clock.monotonic() - began >= self._retry_s:
                     raise
                 with self._lock:
                     self.counters.retries += 1
             yield Sleep(next(pauses))
+        self.is_cut_off = False
         self.spend(_PHASES[verb], began)
         return reply
 

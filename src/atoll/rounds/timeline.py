@@ -1,0 +1,213 @@
+"""How long each phase of each round took on one replica, and what it moved: recorded in memory, left in the store.
+
+Phases run side by side, in threads, and with streaming a round goes on while the next inner steps are computed; so
+intervals are kept, not sums. What computing happens between two exchanges belongs to the later one. A round is closed
+when its outer step was told, at the latest when the round after the next begins; closed ones are written in batches,
+each batch an object of its own, and old ones are deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from atoll._time import Clock
+from atoll.errors import StoreError
+from atoll.rounds.ops import Steps
+from atoll.rounds.round_record import PhaseTime, RoundRecord
+from atoll.rounds.spans import Span, Track, length, limited, uncovered
+
+if TYPE_CHECKING:
+    from atoll.rounds.keys import RoundKeys
+    from atoll.rounds.requests import Counters, Requests
+
+COMPUTE, APPLY = "compute", "apply"
+MOST_SPANS = 32
+"""Intervals kept of each phase of a round; shorter gaps than those between them are closed."""
+WRITE_EVERY_S = 5.0
+KEPT_SEGMENTS = 512
+_MOST_PENDING = 1000
+
+
+class _Counting(Protocol):
+    """Where bytes and requests are counted."""
+
+    def counted(self) -> Counters:
+        """A copy of the counters so far."""
+        ...
+
+
+@dataclass
+class _Draft:
+    """A round that may still be added to."""
+
+    round_no: int
+    fragment: int
+    began: float
+    time: float
+    before: Counters
+    compute: Track
+    phases: dict[str, Track] = field(default_factory=dict)
+    ended: float | None = None
+    is_included: bool = False
+
+    def track(self, phase: str) -> Track:
+        return self.phases.setdefault(phase, Track())
+
+
+class Timeline:
+    """The rounds of one process. Every method may be called from any thread."""
+
+    def __init__(self, clock: Clock, counting: _Counting) -> None:
+        self._clock, self._counting = clock, counting
+        self._lock = threading.Lock()
+        self._drafts: list[_Draft] = []
+        self._pending: deque[RoundRecord] = deque(maxlen=_MOST_PENDING)
+        self._compute = Track()
+        """What was computed since the last exchange began."""
+        self._is_told = False
+        """Whether anybody says what is computed."""
+        self._idle_since = clock.monotonic()
+        self._sums = [0.0, 0.0]
+        self._keys: RoundKeys | None = None
+        self._rank = self._incarnation = self._segment = 0
+        self._written_at = -WRITE_EVERY_S
+
+    def open(self, keys: RoundKeys, rank: int, incarnation: int) -> None:
+        """From now on it is known whose rounds these are."""
+        self._keys, self._rank, self._incarnation = keys, rank, incarnation
+        self._idle_since = self._clock.monotonic()
+
+    # ---- what is told
+
+    def add(self, phase: str, began: float, ended: float, round_no: int | None = None) -> None:
+        """A phase went on then, by the clock's `monotonic`: of that round, or of the latest one."""
+        with self._lock:
+            if phase == COMPUTE:
+                self._is_told = True
+                self._compute.add(began, ended)
+            elif self._drafts:
+                named = [draft for draft in self._drafts if draft.round_no == round_no]
+                (named or self._drafts)[-1].track(phase).add(began, ended)
+
+    def begin(self, round_no: int, fragment: int) -> None:
+        """An exchange begins; what was computed until now was for it."""
+        counted, now = self._counting.counted(), self._clock.monotonic()
+        with self._lock:
+            if not self._is_told:
+                self._compute.add(self._idle_since, now)
+            self._close(counted, is_final=False)
+            self._drafts.append(_Draft(round_no, fragment, now, self._clock.time(), counted, self._compute))
+            self._compute = Track()
+
+    def end(self, *, is_included: bool) -> None:
+        """The exchange is over; its mean has not been applied yet."""
+        with self._lock:
+            draft = self._drafts[-1]
+            draft.ended, draft.is_included = self._clock.monotonic(), is_included
+            self._idle_since = draft.ended
+
+    # ---- what it comes to
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds of all exchanges so far."""
+        return self._so_far()[0]
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of exchanges during which nothing was computed."""
+        return self._so_far()[1]
+
+    @property
+    def hidden_share(self) -> float:
+        """The part of the exchanges that went on behind computing."""
+        exchange_s, exposed_s = self._so_far()
+        return 1.0 - exposed_s / exchange_s if exchange_s > 0 else 0.0
+
+    def flush(self, io: Requests) -> Steps[None]:
+        """Write what is closed, unless that was done a moment ago. A store that fails is no reason to stop training."""
+        if self._clock.monotonic() - self._written_at >= WRITE_EVERY_S:
+            yield from self._write(io)
+
+    def finish(self, io: Requests) -> Steps[None]:
+        """Close and write all there is: no round follows."""
+        counted = self._counting.counted()
+        with self._lock:
+            self._close(counted, is_final=True)
+        yield from self._write(io)
+
+    def _write(self, io: Requests) -> Steps[None]:
+        with self._lock:
+            keys, batch = self._keys, list(self._pending)
+            if keys is None or not batch:
+                return
+            self._pending.clear()
+            segment, self._segment = self._segment, self._segment + 1
+            self._written_at = self._clock.monotonic()
+        try:
+            yield from io.put(keys.metrics(self._rank, self._incarnation, segment), _lines(batch))
+            if segment >= KEPT_SEGMENTS:
+                yield from io.delete(keys.metrics(self._rank, self._incarnation, segment - KEPT_SEGMENTS))
+        except StoreError:
+            with self._lock:
+                self._pending.extendleft(reversed(batch))  # it may be there all the same: readers take a round once
+
+    def _close(self, counted: Counters, *, is_final: bool) -> None:
+        """Turn drafts into records, oldest first, once nothing more is to come."""
+        while self._drafts:
+            draft, is_latest = self._drafts[0], len(self._drafts) == 1
+            if is_latest and not (is_final or APPLY in draft.phases):
+                return
+            after = counted if is_latest else self._drafts[1].before
+            self._pending.append(self._record(draft, after))
+            for i, spent in enumerate(self._spent(draft)):
+                self._sums[i] += spent
+            self._drafts.pop(0)
+
+    def _record(self, draft: _Draft, after: Counters) -> RoundRecord:
+        exchange_s, exposed_s = self._spent(draft)
+        used = after.since(draft.before)
+        phases = {COMPUTE: draft.compute, **draft.phases}
+        return RoundRecord(
+            rank=self._rank,
+            incarnation=self._incarnation,
+            round_no=draft.round_no,
+            fragment=draft.fragment,
+            time=draft.time,
+            exchange_s=exchange_s,
+            exposed_s=exposed_s,
+            is_over=draft.ended is not None,
+            is_included=draft.is_included,
+            phases={name: _phase_time(track, draft.began) for name, track in phases.items() if track.count},
+            bytes_up=used.bytes_up,
+            bytes_down=used.bytes_down,
+            requests=dict(sorted(used.requests.items())),
+            misses=used.misses,
+            retries=used.retries,
+        )
+
+    def _spent(self, draft: _Draft) -> tuple[float, float]:
+        """Seconds of the exchange, and those of them during which nothing was computed."""
+        exchange: Span = (draft.began, self._clock.monotonic() if draft.ended is None else draft.ended)
+        computed = [span for later in self._drafts for span in later.compute.spans] + self._compute.spans
+        return exchange[1] - exchange[0], length(uncovered([exchange], computed))
+
+    def _so_far(self) -> tuple[float, float]:
+        with self._lock:
+            spent = [self._spent(draft) for draft in self._drafts if draft.ended is not None]
+            return self._sums[0] + sum(s[0] for s in spent), self._sums[1] + sum(s[1] for s in spent)
+
+
+def _phase_time(track: Track, origin: float) -> PhaseTime:
+    spans = track.spans
+    shown = tuple((began - origin, ended - began) for began, ended in limited(spans, MOST_SPANS))
+    return PhaseTime(track.busy_s, length(spans), track.count, shown)
+
+
+def _lines(records: Sequence[RoundRecord]) -> bytes:
+    return b"".join(json.dumps(r.to_json(), separators=(",", ":")).encode() + b"\n" for r in records)
