@@ -72,7 +72,7 @@ def test_nothing_is_sent_before_it_is_waited_for():
     manager.shutdown()
 
 
-def test_the_next_inner_step_is_the_start_signal_and_does_not_wait():
+def test_the_last_tensor_is_the_start_signal_and_nobody_waits_until_asked_to():
     """With a delay the exchange goes on while the model trains."""
     shared = MemoryStore()
 
@@ -88,15 +88,17 @@ def test_the_next_inner_step_is_the_start_signal_and_does_not_wait():
         manager = Manager(store, rank, 2, tuning=QUICK, timeout_s=60.0)
         assert averaged(manager, numbers(rank))
         manager.start_quorum()
-        work = manager.allreduce(tensor := numbers(rank))
+        first, last = (tensor := numbers(rank)).split(3)
+        works = [manager.allreduce(first)]
         assert not announced.is_set()
-        manager.disallow_state_dict_read()  # comes back though the exchange cannot go on
-        manager.allow_state_dict_read()
+        works.append(manager.allreduce(last))  # comes back though the exchange cannot go on
         assert announced.wait(30), "nobody has waited yet, and it is on its way"
-        assert not work.is_completed()
+        manager.disallow_state_dict_read()
+        manager.allow_state_dict_read()
+        assert not any(work.is_completed() for work in works)
         assert tensor.tolist() == numbers(rank).tolist(), "nothing changes under the caller's feet"
         may_go_on.set()
-        assert work.wait()
+        assert all(work.wait() for work in works)
         assert manager.should_commit()
         manager.shutdown()
         return tensor.tolist()

@@ -8,10 +8,11 @@
         ...                                     # your loop, unchanged
 
 Theory of operation. torchft asks for the mean of one tensor after the other; they are collected and exchanged at once,
-as one round, when the first of them is waited for, when the commit is decided, or when the next inner step begins
-(with `fragment_sync_delay`, so the exchange goes on in the background while the model trains). Nothing here raises out
-of `allreduce` or `wait`: the error is kept, `should_commit` says False, torchft goes back to the last global weights
-and trains on. A round that was committed without this replica is taken in at the next `start_quorum`.
+as one round, as soon as the last tensor of the fragment is there. The exchange goes on in the background; with
+`fragment_sync_delay` the model trains meanwhile, and torchft waits that many steps later. Where it is not known which
+tensor is the last (the first round of `LocalSGD` without `model`), it starts when one of them is waited for. Nothing
+here raises out of `allreduce` or `wait`: the error is kept, `should_commit` says False, torchft goes back to the last
+global weights and trains on. A round that was committed without this replica is taken in at the next `start_quorum`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from torch.distributed import ReduceOp
 
 from atoll.context import ReplicaContext
 from atoll.errors import AtollError, ConfigError, Fenced, RoundError
-from atoll.registry import open_store
 from atoll.rounds.client import RoundClient
 from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.quorum import Quorum
+from atoll.rounds.requests import Counters
 from atoll.stores.base import Store
+from atoll.training.torchft_meter import RoundMeter
+from atoll.training.torchft_place import Place
 from atoll.training.torchft_rounds import Found, TorchftRounds
 from atoll.training.torchft_state import (
     FRAGMENT_KEY,
@@ -85,7 +88,7 @@ class Manager:
         `model` is for `LocalSGD`, which tells its manager nothing of the weights: with it, they are agreed on before
         the first step and healed. `min_replica_size` lets rounds go on with fewer than all; `quorum` says more.
         """
-        place = _Place.of(store, rank, world_size, run_id, attempt)
+        place = Place.of(store, rank, world_size, run_id, attempt)
         self.rank, self.world_size, self.run_id = place.rank, place.world_size, place.run_id
         quorum = quorum or _quorum(min_replica_size, place.world_size, timeout_s)
         tuning = tuning or Tuning(outlier_factor=None, retry_s=min(120.0, timeout_s / 2))
@@ -96,7 +99,8 @@ class Manager:
                 codec_name=codec, quorum=quorum, tuning=tuning, settings={"trainer": "torchft"},
             )  # fmt: skip
 
-        self._rounds = TorchftRounds(place.rank, make_client, snapshot_every)
+        self._rounds = TorchftRounds(place.rank, make_client, snapshot_every, is_strict=quorum.is_strict)
+        self._meter = RoundMeter(store if isinstance(store, ReplicaContext) else None)
         self._model, self._max_retries = model, max_retries
         self._fragments: dict[str, tuple[TorchftFragment, Callable[[Any], None], Callable[[], Any]]] = {}
         self._save_fns: dict[str, Callable[[], Any]] = {}
@@ -141,17 +145,18 @@ class Manager:
 
         Raises only what going on cannot mend: `Fenced`, and mistakes in the configuration.
         """
-        self._settle()
-        self._abandon()
-        self._error, self._has_quorum = None, True
-        try:
-            self._rounds.tidy()
-            if not self._join() and self._rounds.is_joined and allow_heal:
-                self._is_behind = self._rounds.catch_up()
-        except (Fenced, ConfigError):
-            raise
-        except AtollError as exc:
-            self.report_error(exc)
+        with self._meter.waiting():
+            self._settle()
+            self._abandon()
+            self._error, self._has_quorum = None, True
+            try:
+                self._rounds.tidy()
+                if not self._join() and self._rounds.is_joined and allow_heal and not self._rounds.is_current:
+                    self._is_behind = self._rounds.catch_up()
+            except (Fenced, ConfigError):
+                raise
+            except AtollError as exc:
+                self.report_error(exc)
 
     def wait_quorum(self) -> None:
         """Nothing to wait for: `start_quorum` is over when it returns."""
@@ -162,19 +167,23 @@ class Manager:
         return self._rounds.step
 
     def allreduce(self, tensor: Tensor, should_quantize: bool = False, reduce_op: object = None) -> Work:  # noqa: ARG002
-        """The mean over the participants, in `tensor`, once the work was waited for. Never raises.
+        """The mean over the participants, in `tensor`, once the work was waited for. Never raises, never waits.
 
         `should_quantize` does nothing, as with torchft on CPU: `codec` says how values travel.
         """
         work = Work(tensor, self._settle)
         try:
             _check_reducible(tensor, reduce_op)
+            if self._exchange is not None and tensor.numel():
+                raise ConfigError("the fragment is on its way already, and has no such tensor")
         except AtollError as exc:
             self.report_error(exc)
-        if self._error is None:
-            self._works.append(work)
-        else:
+        if self._error is not None:
             work.finish()
+            return work
+        self._works.append(work)
+        if self._has_all_tensors():
+            self._begin()
         return work
 
     def should_commit(self, timeout: object = None) -> bool:  # noqa: ARG002
@@ -186,10 +195,32 @@ class Manager:
         found, self._found, self._failures = self._found, None, 0
         if found is not None:
             self._rounds.settle(found)
+            self._meter.round_over(self._rounds.step, self._rounds.client.counters)
         else:
             self._rounds.step += 1
             self._rounds.batches += self.num_participants()
         return True
+
+    # ---- how it is going
+
+    def log(self, **metrics: float) -> None:
+        """Say how it is going: shown by `atoll status`, `top` and the live table, with step, bytes and waiting."""
+        self._meter.note(self._rounds.step, metrics)
+
+    @property
+    def counters(self) -> Counters:
+        """Requests, bytes and seconds of the rounds so far."""
+        return self._rounds.client.counters if self._rounds.is_joined else Counters()
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time so far that went into rounds instead of training."""
+        return self._meter.wait_share
+
+    @property
+    def hidden_share(self) -> float:
+        """The part of the exchanges so far that went on while the model trained: 0 without `fragment_sync_delay`."""
+        return self._meter.hidden_share
 
     # ---- for tests, and for other parts of torchft
 
@@ -267,6 +298,10 @@ class Manager:
             self._is_behind = self._rounds.join(WeightState.of_tensors(tensors))
         return self._rounds.is_joined
 
+    def _has_all_tensors(self) -> bool:
+        """Whether the whole fragment was handed in, as far as that is known."""
+        return self._rounds.is_joined and sum(w.tensor.numel() for w in self._works) == self._rounds.fragment_size
+
     def _begin(self) -> None:
         """Send what was collected on its way."""
         if self._exchange is not None or not self._works or self._error is not None:
@@ -286,7 +321,7 @@ class Manager:
         works, self._works = self._works, []
         try:
             if exchange is not None:
-                self._found = exchange.result()
+                self._found = self._meter.result_of(exchange)
                 write_mean([work.tensor for work in works], self._found.mean)
         except Exception as exc:  # noqa: BLE001 - see above
             self.report_error(exc)
@@ -315,34 +350,6 @@ class Manager:
 
 MockManager = Manager
 """The name other tools import: a manager that needs no servers."""
-
-
-class _Place:
-    """Which store, which run, which rank."""
-
-    def __init__(self, store: Store, rank: int, world_size: int, run_id: str, attempt: int) -> None:
-        self.store, self.rank, self.world_size, self.run_id, self.attempt = store, rank, world_size, run_id, attempt
-
-    @classmethod
-    def of(
-        cls,
-        store: str | Store | ReplicaContext | ObjectStoreAllReduce,
-        rank: int | None,
-        world_size: int | None,
-        run_id: str | None,
-        attempt: int,
-    ) -> _Place:
-        if isinstance(store, ReplicaContext):
-            return cls(store.store, store.rank, store.world_size, run_id or store.run_id, attempt or store.attempt)
-        from atoll.training.allreduce import ObjectStoreAllReduce
-
-        if isinstance(store, ObjectStoreAllReduce):
-            return cls(store.store, store.rank, store.world_size, run_id or store.round_id or "torchft", attempt)
-        if rank is None or world_size is None or not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank}, world_size={world_size}: give both, with the rank below the world size")
-        return cls(
-            open_store(store) if isinstance(store, str) else store, rank, world_size, run_id or "torchft", attempt
-        )
 
 
 def _quorum(least: int | None, world_size: int, timeout_s: float) -> Quorum:

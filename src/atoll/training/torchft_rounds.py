@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll._time import SYSTEM_CLOCK
 from atoll.errors import AtollError, ConfigError, CorruptUpdate
 from atoll.rounds.client import RoundClient
 from atoll.rounds.codec import F32
@@ -39,6 +40,8 @@ class Found:
 
     outcome: RoundOutcome
     mean: F32
+    seconds: float = 0.0
+    """From the start of the exchange until the mean was there, whether anybody waited or not."""
 
     @property
     def step(self) -> int:
@@ -48,13 +51,16 @@ class Found:
 class TorchftRounds:
     """One replica's rounds. `step` counts what torchft counts; `round_no` counts exchanges."""
 
-    def __init__(self, rank: int, make_client: Callable[[list[Layout]], RoundClient], snapshot_every: int) -> None:
+    def __init__(
+        self, rank: int, make_client: Callable[[list[Layout]], RoundClient], snapshot_every: int, *, is_strict: bool
+    ) -> None:
         self.round_no, self.step = 0, 0
         self.batches = 0
         """Participants, summed over all steps."""
         self.ranks: tuple[int, ...] = ()
         """Whose updates were in the last round."""
         self._rank, self._make_client, self._every = rank, make_client, snapshot_every
+        self._is_strict = is_strict
         self._background = Background("atoll-torchft")
         self._joined: tuple[RoundClient, AgreedState] | None = None
         self._standing: tuple[int, F32] | None = None
@@ -112,10 +118,25 @@ class TorchftRounds:
             log.info("caught up from round %d to round %d (step %d)", began, self.round_no, self.step)
         return self.round_no > began
 
+    @property
+    def is_current(self) -> bool:
+        """Whether no round can have been committed without us: all must be in every round, and ours are all settled."""
+        return self._is_strict and self._owed is None and self._standing is None
+
+    @property
+    def fragment(self) -> int:
+        """The fragment that is exchanged next."""
+        return self.step % len(self.state.layouts)
+
+    @property
+    def fragment_size(self) -> int:
+        """How many values are exchanged next."""
+        return self.state.layouts[self.fragment].size
+
     def begin(self, update: F32, *, is_behind: bool) -> Future[Found]:
         """Start an exchange. `is_behind`: the update was not trained from the state that this round starts from."""
-        fragment, round_no, base = self.step % len(self.state.layouts), self.round_no, f"{_STEP}{self.step}"
-        wanted = self.state.layouts[fragment].size
+        fragment, round_no, base = self.fragment, self.round_no, f"{_STEP}{self.step}"
+        wanted, began = self.fragment_size, SYSTEM_CLOCK.monotonic()
         if update.size != wanted:
             raise ConfigError(f"{update.size} values are to be averaged, but fragment {fragment} has {wanted}")
         weight = 1.0
@@ -131,7 +152,7 @@ class TorchftRounds:
         def exchange() -> Found:
             out = Parts([mean])
             done = client.exchange(round_no, update, weight=weight, fragment=fragment, base=base, out=out)
-            return Found(done.outcome, mean)
+            return Found(done.outcome, mean, SYSTEM_CLOCK.monotonic() - began)
 
         return self._background.submit(exchange)
 
