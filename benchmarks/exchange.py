@@ -1,0 +1,134 @@
+"""How fast N replicas average an array through a store, against gloo, the naive exchange, bare sockets and a model.
+
+All of it interleaved in one run; ratios are what counts. Every result is checked, so a wrong one fails the benchmark.
+
+    python benchmarks/exchange.py [--replicas 2,4,8] [--mib 64,256] [--repeat 5] [--only walls,memory,cpu,latency]
+
+The rows over HTTP need nginx with Lua, on Debian: `apt-get install nginx-light libnginx-mod-http-ndk
+libnginx-mod-http-lua`. Without it they are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from wire.distance import latency_rows  # noqa: E402
+from wire.report import Row, machine  # noqa: E402
+from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
+from wire.sockets import cpu_per_gb  # noqa: E402
+from wire.space import memory_rows  # noqa: E402
+from wire.walls import wall_rows  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Asked:
+    replicas: list[int]
+    mib: list[int]
+    repeat: int
+    only: list[str]
+    folder: Path
+    is_wired: bool
+
+
+def walls(asked: Asked) -> Iterator[Row]:
+    """Wall, CPU, bytes and requests of every way to average, for each N and size."""
+    for replicas in asked.replicas:
+        for mib in asked.mib:
+            with _scratch(asked) as (folder, server):
+                yield from wall_rows(folder, server, replicas, mib, asked.repeat)
+
+
+def memory(asked: Asked) -> Iterator[Row]:
+    """Peak of the resident memory over the two arrays, at two sizes."""
+    replicas = min(max(asked.replicas), 4)
+    for mib in sorted({min(asked.mib), max(asked.mib)}):
+        with _scratch(asked) as (folder, server):
+            yield from memory_rows(folder, server, replicas, mib)
+
+
+def cpu(asked: Asked) -> Iterator[Row]:
+    """Client CPU per GB of one stream against a bare socket."""
+    for body_mib, count in ((64, 4), (8, 16), (2, 64)) if max(asked.mib) >= 64 else ((1, 2),):
+        with _scratch(asked) as (_, server):
+            if server is None:
+                return
+            seen = cpu_per_gb(server, body_mib << 20, count, asked.repeat)
+        for verb, must in (("put", 1.25), ("get", 1.3)):
+            ours, raw = seen[verb], seen[f"raw {verb}"]
+            note = f"{ours:.3f} / {raw:.3f} CPU s/GB, {count} × {body_mib} MiB"
+            yield Row(f"CPU of {verb.upper()} / raw socket", 0, body_mib, ours / raw, must, note=note)
+
+
+def latency(asked: Asked) -> Iterator[Row]:
+    """A store that is 100 ms away and gives 100 MB/s to each connection."""
+    if asked.is_wired:
+        yield from latency_rows(asked.folder, min(max(asked.replicas), 4), min(min(asked.mib), 64), asked.repeat)
+
+
+SECTIONS: dict[str, Callable[[Asked], Iterator[Row]]] = {
+    "walls": walls, "memory": memory, "cpu": cpu, "latency": latency,
+}  # fmt: skip
+
+
+class _scratch:  # noqa: N801 - used like a function
+    """A fresh folder in memory, and a server in it if there can be one."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked, self._open = asked, ExitStack()
+
+    def __enter__(self) -> tuple[Path, WireServer | None]:
+        folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(dir=self._asked.folder)))
+        if not self._asked.is_wired:
+            return folder, None
+        return folder, self._open.enter_context(WireServer(folder / "server"))
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--replicas", type=_numbers, default=[2, 4, 8])
+    parser.add_argument("--mib", type=_numbers, default=[64])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(SECTIONS))
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/dev/shm"), help="where files are; in memory, or it is slow"
+    )
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    given = parser.parse_args()
+    if unknown := set(given.only) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    missing = missing_parts()
+    if missing:
+        print(f"{missing}, so rows over HTTP are left out; to have them: {INSTALL}")
+    print(machine(), flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=given.folder) as folder:
+        asked = Asked(given.replicas, given.mib, given.repeat, given.only, Path(folder), missing is None)
+        for name in given.only:
+            for row in SECTIONS[name](asked):
+                rows.append(row)
+                print(row.line(), flush=True)
+    if given.json:
+        text = {"machine": machine(), "command": sys.argv, "rows": [row.to_json() for row in rows]}
+        given.json.write_text(json.dumps(text, indent=1))
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

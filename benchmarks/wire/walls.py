@@ -1,0 +1,130 @@
+"""Wall, CPU, bytes and requests of one exchange: ours over each store, gloo, and the naive one; in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from wire.arms import can_recycle
+from wire.memory import available_bytes
+from wire.report import Row, median, ratio
+from wire.server import Traffic, WireServer
+from wire.team import Plan, Round, Team, alternate
+
+AGAINST_GLOO: dict[str, tuple[float, float | None]] = {
+    "file": (1.0, None),
+    "recycled": (0.7, 0.5),
+    "wire": (3.0, 2.2),
+}
+NAMES = {"file": "file, new files", "recycled": "file, recycled files", "wire": "HTTP"}
+NAIVE_WALL: dict[int, tuple[float, float]] = {2: (2.5, 3), 4: (2.5, 4), 8: (5, 8)}
+NAIVE_CPU = {2: 4.0, 4: 5.0, 8: 8.0}
+BYTES_MUST = 1.005
+
+
+def wall_rows(folder: Path, server: WireServer | None, replicas: int, mib: int, repeat: int) -> Iterator[Row]:
+    arms = _arms(server, replicas, mib)
+    endpoints = {"wire": server.uri("walls")} if server else {}
+    with Team(Plan(replicas, mib << 18, arms, folder, endpoints)) as team:
+        team.warm_up()
+        seen = alternate(team, arms, repeat)
+        at_server: Traffic | None = None
+        if server:
+            server.traffic()
+            seen["wire"].append(team.round("wire"))
+            at_server = server.traffic()
+    for kind in ("file", "recycled", "wire"):
+        if kind in seen:
+            must, aim = AGAINST_GLOO[kind]
+            yield _against(f"{NAMES[kind]} / gloo", seen[kind], seen["gloo"], replicas, mib, must, aim)
+    if "naive" in seen:
+        yield from _naive_rows(seen, replicas, mib)
+    for kind in ("file", "wire"):
+        if kind in seen:
+            yield from _byte_rows(NAMES[kind], seen[kind][-1], replicas, mib)
+    if at_server is not None:
+        yield from _server_rows(at_server, replicas, mib)
+
+
+def _arms(server: WireServer | None, replicas: int, mib: int) -> tuple[str, ...]:
+    arms = ["gloo", "file"]
+    if can_recycle():
+        arms.append("recycled")
+    if server:
+        arms.append("wire")
+        if available_bytes() > (replicas * (2 + 5) + 3 * (replicas + 1)) * (mib << 20):
+            arms.append("naive")
+        else:
+            print(f"N={replicas} {mib} MiB: the naive exchange does not fit in memory, left out", flush=True)
+    return tuple(arms)
+
+
+def _against(
+    what: str, ours: list[Round], theirs: list[Round], replicas: int, mib: int, must: float, aim: float | None
+) -> Row:
+    mine, other = [r.wall_s for r in ours], [r.wall_s for r in theirs]
+    cpu = ratio([r.cpu_s for r in ours], [r.cpu_s for r in theirs])
+    note = f"{median(mine):.3f} / {median(other):.3f} s, CPU {cpu:.2f}"
+    return Row(what, replicas, mib, ratio(mine, other), must, aim, note=note, samples={"ours": mine, "theirs": other})
+
+
+def _naive_rows(seen: dict[str, list[Round]], replicas: int, mib: int) -> Iterator[Row]:
+    for what, limits, pick in (
+        ("wall", NAIVE_WALL.get(replicas), lambda r: r.wall_s),
+        ("CPU", (NAIVE_CPU[replicas], None) if replicas in NAIVE_CPU else None, lambda r: r.cpu_s),
+    ):
+        naive, ours = [pick(r) for r in seen["naive"]], [pick(r) for r in seen["wire"]]
+        must, aim = limits or (None, None)
+        note = f"{median(naive):.3f} / {median(ours):.3f} s"
+        samples = {"ours": ours, "theirs": naive}
+        yield Row(f"naive / HTTP, {what}", replicas, mib, ratio(naive, ours), must, aim, True, note, samples)
+
+
+def _byte_rows(name: str, seen: Round, replicas: int, mib: int) -> Iterator[Row]:
+    """Bytes over the ideal and requests, of the replica that had most."""
+    facts = [turn.facts for turn in seen.turns]
+    size = mib << 20
+    up, down = max(f["up"] for f in facts), max(f["down"] for f in facts)
+    note = f"{facts[0]['mode']}, {facts[0]['chunks']} chunks of {facts[0]['chunk_bytes'] / 2**20:g} MiB"
+    yield Row(f"{name}: bytes up / S", replicas, mib, up / size, BYTES_MUST, note=note)
+    yield Row(f"{name}: bytes down / ideal", replicas, mib, down / ideal_down(replicas, size), BYTES_MUST)
+    most = max(facts, key=lambda f: sum(f["requests"].values()))
+    bound = request_bound(replicas, most["chunks"]) + most["misses"]
+    text = ", ".join(f"{count} {verb}" for verb, count in sorted(most["requests"].items()))
+    note = f"bound {bound}: {text}; {most['misses']} of the GETs missed, {most['retries']} retries"
+    yield Row(f"{name}: requests / bound", replicas, mib, sum(most["requests"].values()) / bound, 1.0, note=note)
+    yield Row(f"{name}: GETs that missed", replicas, mib, median([f["misses"] for f in facts]), note=_phases(facts))
+
+
+def _server_rows(seen: Traffic, replicas: int, mib: int) -> Iterator[Row]:
+    """The same bytes as the server counted them, over all replicas; with HTTP headers in the note."""
+    size = mib << 20
+    ideal = ideal_down(replicas, size)
+    headers = f"with HTTP headers {seen.whole_up / replicas / size:.4f}"
+    yield Row("HTTP: up / S at the server", replicas, mib, seen.body_up / replicas / size, BYTES_MUST, note=headers)
+    headers = f"with HTTP headers {seen.whole_down / replicas / ideal:.4f}"
+    yield Row(
+        "HTTP: down / ideal at the server", replicas, mib, seen.body_down / replicas / ideal, BYTES_MUST, note=headers
+    )
+
+
+def ideal_down(replicas: int, size: int) -> float:
+    return 2 * (replicas - 1) / replicas * size
+
+
+def request_bound(replicas: int, chunks: int) -> int:
+    """The most requests of one replica, besides GETs that find nothing yet.
+
+    Each chunk up once and a share of the means; contributions to that share and the other means down; the offer, the
+    others' offers, the commit (looked for, made, read back), the claim (looked for, listed), and the events.
+    """
+    share = -(-chunks // replicas)
+    return chunks + share + (replicas - 1) * share + (chunks - chunks // replicas) + 2 * replicas + 8
+
+
+def _phases(facts: list[dict[str, Any]]) -> str:
+    names = sorted({name for f in facts for name in f["seconds"]})
+    return "seconds by phase: " + ", ".join(
+        f"{name} {median([f['seconds'].get(name, 0.0) for f in facts]):.3f}" for name in names
+    )
