@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 from atoll.training.torchft import Manager
 from atoll.training.torchft_meter import RoundMeter
-from atoll.training.torchft_rounds import Found
 
 EVERY, DELAY, STEPS = 3, 1, 30
 """One fragment every three steps, applied one step after it was sent; as in `run_diloco` with two fragments."""
@@ -217,21 +214,13 @@ def test_the_live_views_see_step_loss_bytes_and_waiting(tmp_path):
         assert metrics["loss"] > 0
 
 
-def test_the_hidden_share_is_what_was_not_waited_for():
+def test_waiting_inside_of_waiting_is_not_counted_twice():
     clock = FakeClock()
-    meter = RoundMeter(None, clock=clock)
-    assert (meter.hidden_share, meter.wait_share) == (0.0, 0.0)
-
-    class Exchange(Future):
-        def result(self, timeout: float | None = None) -> Any:
-            clock.advance(1.0)
-            return replace(found, seconds=4.0)
-
-    found = Found(outcome=None, mean=None)
-    clock.advance(7.0)
+    meter = RoundMeter(Manager(MemoryStore(), 0, 1)._rounds, None, clock=clock)
+    clock.advance(8.0)
     with meter.waiting():
         clock.advance(1.0)
-        meter.result_of(Exchange())
-    clock.advance(1.0)
-    assert meter.hidden_share == 0.75
-    assert meter.wait_share == 0.2, "waiting inside of waiting is not counted twice"
+        with meter.waiting():
+            clock.advance(1.0)
+    assert meter.wait_share == 0.2
+    assert meter.hidden_share == 0.0

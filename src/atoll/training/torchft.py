@@ -100,7 +100,7 @@ class Manager:
             )  # fmt: skip
 
         self._rounds = TorchftRounds(place.rank, make_client, snapshot_every, is_strict=quorum.is_strict)
-        self._meter = RoundMeter(store if isinstance(store, ReplicaContext) else None)
+        self._meter = RoundMeter(self._rounds, store if isinstance(store, ReplicaContext) else None)
         self._model, self._max_retries = model, max_retries
         self._fragments: dict[str, tuple[TorchftFragment, Callable[[Any], None], Callable[[], Any]]] = {}
         self._save_fns: dict[str, Callable[[], Any]] = {}
@@ -195,7 +195,7 @@ class Manager:
         found, self._found, self._failures = self._found, None, 0
         if found is not None:
             self._rounds.settle(found)
-            self._meter.round_over(self._rounds.step, self._rounds.client.counters)
+            self._meter.round_over()
         else:
             self._rounds.step += 1
             self._rounds.batches += self.num_participants()
@@ -205,7 +205,7 @@ class Manager:
 
     def log(self, **metrics: float) -> None:
         """Say how it is going: shown by `atoll status`, `top` and the live table, with step, bytes and waiting."""
-        self._meter.note(self._rounds.step, metrics)
+        self._meter.note(metrics)
 
     @property
     def counters(self) -> Counters:
@@ -307,6 +307,7 @@ class Manager:
         if self._exchange is not None or not self._works or self._error is not None:
             return
         tensors = [work.tensor for work in self._works]
+        self._meter.trained()
         try:
             self._join(tensors)
             self._exchange = self._rounds.begin(flat(tensors), is_behind=self._is_behind)
@@ -321,7 +322,8 @@ class Manager:
         works, self._works = self._works, []
         try:
             if exchange is not None:
-                self._found = self._meter.result_of(exchange)
+                with self._meter.waiting():
+                    self._found = exchange.result()
                 write_mean([work.tensor for work in works], self._found.mean)
         except Exception as exc:  # noqa: BLE001 - see above
             self.report_error(exc)

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import ReplicaContext
-from atoll.rounds.requests import Counters
+from atoll.rounds.timeline import COMPUTE
 from atoll.training.progress import Progress
-from atoll.training.torchft_rounds import Found
+from atoll.training.torchft_rounds import TorchftRounds
 
 
 class RoundMeter:
-    """Adds up seconds. Only the caller's thread uses it; an exchange in the background tells its length at its end."""
+    """Tells the rounds when the caller trained: whenever it was not in the manager. For the caller's thread only."""
 
-    def __init__(self, ctx: ReplicaContext | None, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
+    def __init__(self, rounds: TorchftRounds, ctx: ReplicaContext | None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._rounds, self._clock = rounds, clock
         self._progress = Progress(ctx, clock=clock) if ctx is not None else None
-        self._began = clock.monotonic()
-        self.waited_s = 0.0
-        """Spent in the manager instead of training."""
-        self.exchange_s = 0.0
-        """What the exchanges took, from their first tensor on its way to their last in place."""
-        self.exposed_s = 0.0
-        """What of that training waited for."""
-        self._told_s = 0.0
+        self._began = self._trained_since = clock.monotonic()
+        self._waited_s = self._told_s = 0.0
         self._is_waiting = False
 
     @property
     def wait_share(self) -> float:
         """The part of the time so far that training waited."""
-        return self.waited_s / max(1e-9, self._clock.monotonic() - self._began)
+        return self._waited_s / max(1e-9, self._clock.monotonic() - self._began)
 
     @property
     def hidden_share(self) -> float:
         """The part of the exchanges so far that went on while the model trained."""
-        return 1.0 - min(1.0, self.exposed_s / self.exchange_s) if self.exchange_s else 0.0
+        return self._rounds.client.hidden_share if self._rounds.is_joined else 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -45,30 +38,34 @@ class RoundMeter:
         if self._is_waiting:
             yield
             return
-        self._is_waiting, began = True, self._clock.monotonic()
+        self.trained()
+        self._is_waiting = True
         try:
             yield
         finally:
             self._is_waiting = False
-            self.waited_s += self._clock.monotonic() - began
+            began, self._trained_since = self._trained_since, self._clock.monotonic()
+            self._waited_s += self._trained_since - began
 
-    def result_of(self, exchange: Future[Found]) -> Found:
-        """Wait for an exchange, and take note of how long that was next to how long it took."""
-        began = self._clock.monotonic()
-        with self.waiting():
-            found = exchange.result()
-        self.exchange_s += found.seconds
-        self.exposed_s += min(found.seconds, self._clock.monotonic() - began)
-        return found
+    def trained(self) -> None:
+        """Training has gone on until now; told before an exchange begins, so that it counts for that one."""
+        if self._is_waiting:
+            return
+        now = self._clock.monotonic()
+        if self._rounds.is_joined:
+            self._rounds.client.mark(COMPUTE, self._trained_since, now)
+        self._trained_since = now
 
-    def note(self, step: int, metrics: dict[str, float]) -> None:
+    def note(self, metrics: dict[str, float]) -> None:
+        """New values for the live views."""
         if self._progress is not None:
-            self._progress.note(step, metrics)
+            self._progress.note(self._rounds.step, metrics)
 
-    def round_over(self, step: int, used: Counters) -> None:
+    def round_over(self) -> None:
         """A round is committed; the live views hear of it."""
         if self._progress is None:
             return
-        waited_s, self._told_s = self.waited_s - self._told_s, self.waited_s
+        waited_s, self._told_s = self._waited_s - self._told_s, self._waited_s
+        used = self._rounds.client.counters
         self._progress.metrics["hidden_share"] = self.hidden_share
-        self._progress.round_over(step, waited_s, bytes_up=used.bytes_up, bytes_down=used.bytes_down)
+        self._progress.round_over(self._rounds.step, waited_s, bytes_up=used.bytes_up, bytes_down=used.bytes_down)

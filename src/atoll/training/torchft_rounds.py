@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll._time import SYSTEM_CLOCK
 from atoll.errors import AtollError, ConfigError, CorruptUpdate
 from atoll.rounds.client import RoundClient
 from atoll.rounds.codec import F32
@@ -40,8 +39,6 @@ class Found:
 
     outcome: RoundOutcome
     mean: F32
-    seconds: float = 0.0
-    """From the start of the exchange until the mean was there, whether anybody waited or not."""
 
     @property
     def step(self) -> int:
@@ -136,7 +133,7 @@ class TorchftRounds:
     def begin(self, update: F32, *, is_behind: bool) -> Future[Found]:
         """Start an exchange. `is_behind`: the update was not trained from the state that this round starts from."""
         fragment, round_no, base = self.fragment, self.round_no, f"{_STEP}{self.step}"
-        wanted, began = self.fragment_size, SYSTEM_CLOCK.monotonic()
+        wanted = self.fragment_size
         if update.size != wanted:
             raise ConfigError(f"{update.size} values are to be averaged, but fragment {fragment} has {wanted}")
         weight = 1.0
@@ -152,7 +149,7 @@ class TorchftRounds:
         def exchange() -> Found:
             out = Parts([mean])
             done = client.exchange(round_no, update, weight=weight, fragment=fragment, base=base, out=out)
-            return Found(done.outcome, mean, SYSTEM_CLOCK.monotonic() - began)
+            return Found(done.outcome, mean)
 
         return self._background.submit(exchange)
 
