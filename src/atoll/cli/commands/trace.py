@@ -1,0 +1,74 @@
+"""`atoll trace`: the rounds of a run as a picture."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from atoll.cli.app import command
+from atoll.cli.options import run_argument, store_option
+from atoll.cli.output import Output, write
+from atoll.cli.runs import find_place
+from atoll.errors import ConfigError, RoundError, RunNotFound
+from atoll.names import key_name
+from atoll.rounds.keys import RunKeys
+from atoll.rounds.metrics import round_events, round_records
+from atoll.stores.base import Store
+from atoll.trace import chrome_trace
+
+
+@command("Look", short_help="Write the timeline of a run's rounds for Perfetto or Chrome.")
+@run_argument
+@store_option
+@click.option("-o", "--out", "file", metavar="FILE", help="Where to; - is stdout, *.gz is compressed. [RUN.trace.json]")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only about the last N rounds of each rank.")
+def trace_command(out: Output, run: str, store: str | None, file: str | None, last: int | None) -> None:
+    """Write when each rank computed, encoded, uploaded, waited, downloaded, reduced and applied, round by round.
+
+    The file is in the Trace Event Format: open it in ui.perfetto.dev or chrome://tracing. Works while the run goes on,
+    when the round under way is not in it yet, and after it has ended. Ranks are aligned by their own clocks.
+    """
+    if file == "-" and out.is_json:
+        raise ConfigError("--out - and --json both want stdout", hint="give --out a file")
+    run_id, opened = find_place(run, store)
+    records = round_records(opened, run_id, last=last)
+    if not records:
+        raise _nothing(opened, run_id)
+    since = min(record.time - record.total_s for record in records)
+    events = [event for event in round_events(opened, run_id) if last is None or event["time"] >= since]
+    made = chrome_trace(run_id, records, events)
+    target = file or f"{key_name(run_id)}.trace.json"
+    _save(json.dumps(made), target)
+    ranks = sorted({record.rank for record in records})
+    rounds = sorted({record.round_no for record in records})
+    drawn = len(made["traceEvents"])
+    out.data({"file": target, "ranks": ranks, "first_round": rounds[0], "last_round": rounds[-1], "events": drawn})
+    if target != "-":
+        out.text(target)
+    out.say(f"rounds {rounds[0]} to {rounds[-1]} of {len(ranks)} ranks; open it in ui.perfetto.dev or chrome://tracing")
+
+
+def _save(text: str, target: str) -> None:
+    if target == "-":
+        write(sys.stdout, text + "\n")
+        return
+    data = text.encode()
+    try:
+        Path(target).write_bytes(gzip.compress(data) if target.endswith(".gz") else data)
+    except OSError as exc:
+        raise ConfigError(f"cannot write `{target}`: {exc.strerror}", hint="choose another place with --out") from exc
+
+
+def _nothing(store: Store, run_id: str) -> RunNotFound | RoundError:
+    if next(iter(store.list(RunKeys(run_id).prefix)), None) is None:
+        return RunNotFound(
+            f"no run `{run_id}` in {store.uri}", hint="`atoll ps` lists runs; --store says where to look"
+        )
+    return RoundError(
+        f"run `{run_id}` has left no timeline: none of its rounds is over, or it holds none",
+        hint="a replica writes what a round took when the next one begins, and when it leaves",
+    )

@@ -1,0 +1,115 @@
+"""What the rounds of a run cost, what happened in them, and whom one waits for: read from the store alone.
+
+Works while the run goes on and after it has ended; needs no replica, no backend, and nothing but the Store port.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from atoll.errors import BadKey, KeyNotFound
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.round_record import RoundRecord
+from atoll.stores.base import Store
+
+T = TypeVar("T")
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A round for which some have arrived and others have not."""
+
+    round_no: int
+    arrived: tuple[int, ...]
+    missing: tuple[int, ...]
+
+    def __str__(self) -> str:
+        ranks = ", ".join(map(str, self.missing[:8])) + (", …" if len(self.missing) > 8 else "")
+        return f"round {self.round_no} waits for rank{'' if len(self.missing) == 1 else 's'} {ranks}"
+
+
+def round_records(store: Store, run_id: str, *, last: int | None = None) -> list[RoundRecord]:
+    """Every round that is still there, by rank and time; with `last`, at least that many newest ones of each rank."""
+    keys = RoundKeys(run_id)
+    of_rank: dict[int, list[str]] = {}
+    for key in store.list(keys.metrics_prefix()):  # sorted: older incarnations and segments first
+        of_rank.setdefault(keys.parse_metrics(key)[0], []).append(key)
+    found = _each(lambda names: _newest(store, names, last), list(of_rank.values()))
+    return [record for records in found for record in records]
+
+
+def latest_records(store: Store, run_id: str) -> dict[int, RoundRecord]:
+    """The newest round of each rank."""
+    return {record.rank: record for record in round_records(store, run_id, last=1)}
+
+
+def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """What replicas noted, by time."""
+    keys = list(store.list(RoundKeys(run_id).events_prefix()))
+    found = [line for lines in _each(lambda key: list(_lines(store, key)), keys) for line in lines]
+    return sorted((e for e in found if isinstance(e.get("time"), int | float)), key=lambda event: float(event["time"]))
+
+
+def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
+    """The round that some have arrived at and others have not; None when there is none. Three LISTs at most."""
+    keys = RoundKeys(run_id)
+    commits = list(store.list(keys.commits_prefix()))
+    round_no = keys.parse_commit(commits[-1]) + 1 if commits else 0
+    arrived = {keys.parse_offer(key)[1] for key in store.list(keys.offers_prefix(round_no))}
+    if not arrived:
+        return None
+    missing = set(range(replicas)) - arrived - _gone(store, keys)
+    return Waiting(round_no, tuple(sorted(arrived)), tuple(sorted(missing))) if missing else None
+
+
+def _gone(store: Store, keys: RoundKeys) -> set[int]:
+    """Ranks that said goodbye."""
+    newest: dict[int, bool] = {}
+    for key in store.list(keys.claims_prefix()):  # a departure sorts right after its claim
+        rank, _, has_left = keys.parse_claim(key)
+        newest[rank] = has_left
+    return {rank for rank, has_left in newest.items() if has_left}
+
+
+def _newest(store: Store, names: Sequence[str], last: int | None) -> list[RoundRecord]:
+    found: dict[tuple[int, int], RoundRecord] = {}
+    for name in reversed(names):
+        for record in reversed([record for line in _lines(store, name) for record in _record(line)]):
+            found.setdefault((record.incarnation, record.round_no), record)
+        if last is not None and len(found) >= last:
+            break
+    return sorted(found.values(), key=lambda record: (record.incarnation, record.time))
+
+
+def _record(line: dict[str, Any]) -> Iterator[RoundRecord]:
+    try:
+        yield RoundRecord.from_json(line)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return  # of another version, perhaps; pictures do without
+
+
+def _lines(store: Store, key: str) -> Iterator[dict[str, Any]]:
+    try:
+        data = bytes(store.get(key))
+    except (KeyNotFound, BadKey):
+        return  # it went while we read
+    for line in data.splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _each(read: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """Many at once: most stores are far away."""
+    if len(items) < 2:
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(read, items))
