@@ -62,7 +62,9 @@ def test_a_payload_of_the_wrong_length_is_refused(name: str, change: int) -> Non
 
 
 def test_means_of_coarse_updates_are_finer() -> None:
-    assert {name: recommended_mean(name) for name in codec_names()} == {"fp32": "fp32", "bf16": "bf16"}
+    assert {name: recommended_mean(name) for name in codec_names()} == {
+        "fp32": "fp32", "bf16": "bf16", "int8": "int8", "int4": "int8",
+    }  # fmt: skip
     with pytest.raises(UnknownName):
         recommended_mean("bf61")
 

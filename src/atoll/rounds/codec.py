@@ -8,17 +8,16 @@ Adding a codec is one small file with a `CODEC`, and one row in `_MODULES`.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import CorruptUpdate, UnknownName
+from atoll.rounds.kernels import F32 as F32
 from atoll.stores.base import Buffer
 
-F32: TypeAlias = NDArray[np.float32]
-
-_MODULES = {"fp32": "codec_fp32", "bf16": "codec_bf16"}
+_MODULES = {"fp32": "codec_fp32", "bf16": "codec_bf16", "int8": "codec_int8", "int4": "codec_int4"}
 _MEANS = {"int4": "int8"}
 DEFAULT = "bf16"
 

@@ -1,36 +1,140 @@
-"""The arithmetic on large arrays that codecs, sums and outer steps are made of.
+"""The arithmetic on large arrays that codecs, sums and outer steps are made of, and the place to plug in a faster one.
 
-Every function works tile by tile in scratch memory that its thread keeps, so nothing large is allocated.
+numpy does most of it at the speed of memory once it works in tiles that stay in the cache. Two operations it has no
+instruction for; code that has torch gives them to `use`. Whoever computes, the bits are the same.
 """
 
 from __future__ import annotations
 
 from threading import local
+from typing import Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from atoll.rounds.codec import F32
+F32: TypeAlias = NDArray[np.float32]
+U16: TypeAlias = NDArray[np.uint16]
 
-TILE = 1 << 15  # elements; a few tiles of float32 stay in the second-level cache
+TILE = 1 << 17
+"""Elements worked on at once; a multiple of every codec's block."""
+
+_TAIL = np.uint64((1 << 29) - 1)  # what float64 has below the last bit of float32
+_TIE = np.uint64(1 << 28)
+_SMALLEST_NORMAL = 2.0**-126
+_FMA_TILE = 1 << 15  # its float64 intermediates are many
 
 
-class Scratch(local):
-    """Arrays of one tile, for the calling thread only."""
+class Kernels(Protocol):
+    """What may be done by something faster than numpy. Arrays are contiguous and any length; nothing is allocated."""
+
+    name: str
+
+    def to_bf16(self, values: F32, out: U16) -> None:
+        """The bfloat16 bit patterns nearest to the values, ties to even. NaN becomes some NaN."""
+        ...
+
+    def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
+        """`out = a * b + c` rounded once. `out` may be `a` or `c`."""
+        ...
+
+
+class NumpyKernels:
+    """Needs nothing but numpy."""
+
+    name = "numpy"
+
+    def to_bf16(self, values: F32, out: U16) -> None:
+        for start in range(0, values.size, TILE):
+            _to_bf16_tile(values[start : start + TILE], out[start : start + TILE])
+
+    def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
+        for start in range(0, a.size, _FMA_TILE):
+            tile = slice(start, start + _FMA_TILE)
+            out[tile] = _fma_tile(a[tile], b, c[tile])
+
+
+class _Scratch(local):
+    """Memory of one tile for the calling thread only: `values` for callers, `more` for this module."""
 
     def __init__(self) -> None:
         self.values: F32 = np.empty(TILE, dtype=np.float32)
+        self.more: F32 = np.empty(TILE, dtype=np.float32)
 
 
-scratch = Scratch()
+scratch = _Scratch()
+NUMPY = NumpyKernels()
+_current: Kernels = NUMPY
+
+
+def current() -> Kernels:
+    return _current
+
+
+def use(kernels: Kernels) -> None:
+    """Compute with these from now on, in every thread."""
+    global _current
+    _current = kernels
+
+
+def quiet() -> np.errstate:
+    """Overflow and NaN are found by looking at results, not by warnings on the way."""
+    return np.errstate(over="ignore", invalid="ignore", under="ignore", divide="ignore")
 
 
 def add(total: F32, values: F32, factor: np.float32 | None = None) -> None:
     """`total += values`, or `total += factor * values` with both operations rounded."""
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+    with quiet():
         if factor is None:
             np.add(total, values, out=total)
             return
         for start in range(0, total.size, TILE):
             part = total[start : start + TILE]
-            product = np.multiply(values[start : start + TILE], factor, out=scratch.values[: part.size])
+            product = np.multiply(values[start : start + TILE], factor, out=scratch.more[: part.size])
             np.add(part, product, out=part)
+
+
+def from_bf16(bits: U16, out: F32) -> None:
+    """The float32 values of bfloat16 bit patterns; exact."""
+    wide = out.view(np.uint32)
+    np.copyto(wide, bits)
+    np.left_shift(wide, 16, out=wide)
+
+
+def _to_bf16_tile(values: F32, out: U16) -> None:
+    bits = values.view(np.uint32)
+    rounded = scratch.more[: bits.size].view(np.uint32)
+    np.right_shift(bits, 16, out=rounded)
+    np.bitwise_and(rounded, 1, out=rounded)
+    np.add(rounded, 0x7FFF, out=rounded)
+    np.add(rounded, bits, out=rounded)  # wraps only for NaN, which is put right below
+    np.right_shift(rounded, 16, out=rounded)
+    np.copyto(out, rounded, casting="unsafe")
+    if bits.size and np.isnan(values.max()):
+        nan = np.isnan(values)
+        out[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x0040)
+
+
+def _fma_tile(a: F32, b: np.float32, c: F32) -> F32:
+    with quiet():
+        wide = np.multiply(a, np.float64(b), dtype=np.float64)  # exact: 24 + 24 bits fit in 53
+        total = wide + c
+        result: F32 = total.astype(np.float32)
+        # Rounding twice is wrong only where the first rounding made a tie, or float32 has fewer bits to begin with.
+        doubtful = ((total.view(np.uint64) & _TAIL) == _TIE) | (np.abs(total) < _SMALLEST_NORMAL)
+        if doubtful.any():
+            odd = _rounded_to_odd(wide[doubtful], c[doubtful].astype(np.float64), total[doubtful])
+            result[doubtful] = odd.astype(np.float32)
+    return result
+
+
+def _rounded_to_odd(
+    product: NDArray[np.float64], addend: NDArray[np.float64], total: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The exact sum rounded to odd in float64: rounding that to float32 is rounding once."""
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    bits = total.view(np.int64).copy()
+    is_inexact_even = (error != 0) & (bits & 1 == 0)
+    away_from_zero = (error > 0) == (total > 0)
+    bits += np.where(is_inexact_even, np.where(away_from_zero, 1, -1), 0)
+    return bits.view(np.float64)

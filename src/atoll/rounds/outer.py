@@ -1,4 +1,4 @@
-"""The outer step: what every replica does with the mean of a round. Pure numpy, the same bits on every machine.
+"""The outer step: what every replica does with the mean of a round. Pure, the same bits on every machine.
 
 `nesterov` has the operations of `torch.optim.SGD(nesterov=True)` on CPU, in their order and with their rounding:
 
@@ -18,16 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.errors import InvalidSpec
+from atoll.rounds import kernels
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.seal import digest
 
-_TILE = 1 << 16  # elements worked on at once: the float64 tiles stay in the cache
-_TAIL = np.uint64((1 << 29) - 1)  # what float64 has below the last bit of float32
-_TIE = np.uint64(1 << 28)
-_SMALLEST_NORMAL = 2.0**-126
+_TILE = 1 << 17  # elements worked on at once: what one operation leaves in the cache is there for the next
 
 
 @dataclass(frozen=True)
@@ -73,27 +70,12 @@ def state_digest(values: F32, buffer: F32 | None) -> str:
     return digest(*(as_bytes(np.ascontiguousarray(part, dtype="<f4")) for part in parts))
 
 
-def fma(a: F32, b: np.float32, c: F32) -> F32:
-    """`a * b + c` rounded once to float32, exactly as a fused multiply-add does."""
-    wide = np.multiply(a, np.float64(b), dtype=np.float64)  # exact: 24 + 24 bits fit in 53
-    total = wide + c
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        result: F32 = total.astype(np.float32)
-    # Rounding twice is wrong only where the first rounding made a tie, or where float32 has fewer bits to begin with.
-    doubtful = ((total.view(np.uint64) & _TAIL) == _TIE) | (np.abs(total) < _SMALLEST_NORMAL)
-    if doubtful.any():
-        odd = _rounded_to_odd(wide[doubtful], c[doubtful].astype(np.float64), total[doubtful])
-        with np.errstate(under="ignore"):
-            result[doubtful] = odd.astype(np.float32)
-    return result
-
-
 def _step_tile(rule: OuterRule, values: F32, buffer: F32 | None, mean: F32, is_first: bool) -> None:
     if rule.kind == "average":
         values[:] = mean
         return
     step = mean
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    with kernels.quiet():
         if rule.momentum and buffer is not None:
             momentum = np.float32(rule.momentum)
             if is_first:
@@ -101,18 +83,6 @@ def _step_tile(rule: OuterRule, values: F32, buffer: F32 | None, mean: F32, is_f
             else:
                 np.multiply(buffer, momentum, out=buffer)
                 np.add(buffer, mean, out=buffer)
-            step = fma(buffer, momentum, mean)
-        values[:] = fma(step, np.float32(-np.float32(rule.lr)), values)
-
-
-def _rounded_to_odd(
-    product: NDArray[np.float64], addend: NDArray[np.float64], total: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The exact sum rounded to odd in float64: rounding that to float32 is rounding once."""
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
-    bits = total.view(np.int64).copy()
-    is_inexact_even = (error != 0) & (bits & 1 == 0)
-    away_from_zero = (error > 0) == (total > 0)
-    bits += np.where(is_inexact_even, np.where(away_from_zero, 1, -1), 0)
-    return bits.view(np.float64)
+            step = kernels.scratch.values[: mean.size]
+            kernels.current().fma(buffer, momentum, mean, step)
+        kernels.current().fma(step, np.float32(-np.float32(rule.lr)), values, values)

@@ -1,0 +1,87 @@
+"""What codecs have in common: a payload is written and read tile by tile, in scratch memory that each thread keeps.
+
+A codec says how large a payload is (`encoded_bytes`), and lays arrays over its bytes (`lay`); the rest is here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.rounds import kernels
+from atoll.rounds.codec import F32, check_length, writable
+from atoll.rounds.kernels import TILE
+from atoll.stores.base import Buffer
+
+
+class Laid(Protocol):
+    """A payload as arrays. `start` is always a multiple of `TILE`, and at most `TILE` values are asked for at once."""
+
+    def check(self) -> None:
+        """Raise `CorruptUpdate` if no finite values are written like this."""
+        ...
+
+    def write(self, start: int, values: F32) -> None: ...
+
+    def read(self, start: int, room: F32) -> F32:
+        """The next `room.size` values from `start`: in `room`, or where they lie."""
+        ...
+
+
+class TiledCodec(ABC):
+    """A `Codec` made of tiles."""
+
+    name: str
+    largest: float
+
+    @abstractmethod
+    def encoded_bytes(self, count: int) -> int: ...
+
+    @abstractmethod
+    def lay(self, payload: memoryview, count: int) -> Laid:
+        """Arrays over the bytes of a payload of the right length."""
+
+    @abstractmethod
+    def error_bound(self, values: F32) -> NDArray[np.float64]: ...
+
+    def open(self, payload: Buffer, count: int) -> Laid:
+        """A payload from elsewhere, checked."""
+        laid = self.lay(check_length(self.name, payload, self.encoded_bytes(count)), count)
+        laid.check()
+        return laid
+
+    def encode(self, values: F32) -> list[Buffer]:
+        out = np.empty(self.encoded_bytes(values.size), dtype=np.uint8).data
+        self.encode_into(values, out)
+        return [out]
+
+    def encode_into(self, values: F32, out: Buffer) -> None:
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        laid = self.lay(writable(self.name, out, self.encoded_bytes(values.size)), values.size)
+        with kernels.quiet():
+            for start in range(0, values.size, TILE):
+                laid.write(start, values[start : start + TILE])
+
+    def decode(self, payload: Buffer, count: int) -> F32:
+        out = np.empty(count, dtype=np.float32)
+        self.decode_into(payload, out)
+        return out
+
+    def decode_into(self, payload: Buffer, out: F32) -> None:
+        laid = self.open(payload, out.size)
+        with kernels.quiet():
+            for start in range(0, out.size, TILE):
+                room = out[start : start + TILE]
+                if (values := laid.read(start, room)) is not room:
+                    np.copyto(room, values)
+
+    def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
+        laid, room = self.open(payload, total.size), kernels.scratch.values
+        for start in range(0, total.size, TILE):
+            part = total[start : start + TILE]
+            with kernels.quiet():
+                values = laid.read(start, room[: part.size])
+            kernels.add(part, values, factor)
