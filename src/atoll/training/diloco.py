@@ -20,30 +20,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from atoll._time import SYSTEM_CLOCK
 from atoll.context import ReplicaContext, current
-from atoll.errors import ConfigError, InvalidSpec
+from atoll.errors import ConfigError
 from atoll.rounds.client import RoundClient
-from atoll.rounds.codec import as_bytes
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.member import Tuning
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum, at_least
 from atoll.rounds.requests import Counters
 from atoll.training import buffers as buffer_policy
-from atoll.training import rng
+from atoll.training import feedback, rng
 from atoll.training.buffers import BufferPolicy
 from atoll.training.checkpoint import Checkpoint, Checkpoints
 from atoll.training.feed import Feed, Stateful, elements
+from atoll.training.flight import StoppableClock
 from atoll.training.inner import InnerOptimizers
 from atoll.training.loop import OuterLoop
 from atoll.training.outer import Average, Nesterov, agreed_rule, default_codec
+from atoll.training.pace import Pace
 from atoll.training.params import ModelVector, refuse_strangers
 from atoll.training.progress import Progress
+from atoll.training.saved import load_outer, outer_state
+from atoll.training.settings import agreed_settings, check_counts
+from atoll.training.stream import Stream
 
 Batch = TypeVar("Batch")
 log = logging.getLogger("atoll.training")
@@ -54,7 +56,10 @@ class DiLoCo:
 
     `inner_optimizer`: any torch optimizer, or a list of them that step together.
     `outer`: `Nesterov(lr, momentum)` or `Average()`.
-    `codec`: how updates travel, `bf16` or `fp32`; by default `bf16`, and `fp32` for plain averaging.
+    `codec`: how updates travel; by default `bf16`, and `fp32` for plain averaging. `mean_codec`: how their mean does.
+    `error_feedback`: whether what the codec rounds away is added to the next update; by default with `int4`.
+    `fragments`, `delay`, `alpha`, `eager`: exchange a part of the model at a time, behind training; see
+    `atoll.training.stream`.
     `quorum`: None for every replica in every round, a number of replicas, or a `Quorum`.
     `buffers`: `average` or `local`, see `atoll.training.buffers`.
     `checkpoint`: every so many rounds this replica saves everything it needs to go on; None for never.
@@ -71,6 +76,12 @@ class DiLoCo:
         inner_steps: int = 50,
         outer: OuterRule | None = None,
         codec: str | None = None,
+        mean_codec: str | None = None,
+        error_feedback: bool | None = None,
+        fragments: int = 1,
+        delay: int | None = None,
+        alpha: float | None = None,
+        eager: bool = False,
         quorum: Quorum | int | None = None,
         buffers: BufferPolicy = "average",
         checkpoint: int | None = 10,
@@ -79,8 +90,9 @@ class DiLoCo:
         tuning: Tuning | None = None,
         chunk: int | None = None,
     ) -> None:
-        _check(inner_steps=inner_steps, checkpoint=checkpoint, snapshot=snapshot)
+        check_counts(inner_steps=inner_steps, checkpoint=checkpoint, snapshot=snapshot)
         buffer_policy.check_policy(buffers)
+        self._stream = Stream.of(inner_steps, fragments, delay, alpha, eager)
         self._model, self._buffers = model, buffers
         self._inner = InnerOptimizers(inner_optimizer)
         refuse_strangers(model, self._inner)
@@ -89,48 +101,54 @@ class DiLoCo:
         self._quorum = at_least(quorum) if isinstance(quorum, int) else quorum or Quorum()
         self._every, self._snapshot_every = checkpoint, snapshot
         self._stateful = dict(stateful or {})
-        self._clock = SYSTEM_CLOCK
-        self._inner_done, self._weight = 0, 0.0
+        self._clock = StoppableClock()
+        self._pace = Pace(fragments)
         self._last_round: int | None = None
         self._feed: Feed[Any] | None = None
         self._saved: dict[str, Any] = {}
         self._checkpoints = Checkpoints(self.ctx.store, self.ctx.run_id, self.ctx.rank)
         self._progress = Progress(self.ctx)
-        self._start(outer or Nesterov(), codec, tuning, chunk)
+        self._start(outer or Nesterov(), codec, error_feedback, mean_codec=mean_codec, tuning=tuning, chunk=chunk)
 
-    def _start(self, rule: OuterRule, codec: str | None, tuning: Tuning | None, chunk: int | None) -> None:
-        vector = ModelVector(self._model, self._buffers)
+    def _start(self, rule: OuterRule, codec: str | None, error_feedback: bool | None, **options: Any) -> None:
+        vector = ModelVector(self._model, self._buffers, self._stream.fragments)
         codec = codec or default_codec(rule)
         rule = agreed_rule(rule, codec)
         self._client = RoundClient(
             self.ctx.store, self.ctx.run_id, self.ctx.rank, self.ctx.world_size,
-            layouts=[vector.layout], attempt=self.ctx.attempt, codec_name=codec, quorum=self._quorum, chunk=chunk,
-            tuning=tuning, settings=_agreed_settings(rule, self.inner_steps, vector, self._quorum),
+            layouts=vector.layouts, attempt=self.ctx.attempt, codec_name=codec, quorum=self._quorum, clock=self._clock,
+            settings=agreed_settings(rule, self.inner_steps, self._stream, vector, self._quorum), **options,
         )  # fmt: skip
+        is_fed_back = feedback.is_wanted(error_feedback, codec)
+        owed = feedback.ErrorFeedback(codec, vector.fragments) if is_fed_back else None
         try:
-            self._loop = OuterLoop(vector, rule, self._client)
+            self._loop = OuterLoop(
+                vector, rule, self._client, self._stream, owed, self._clock,
+                rank=self.ctx.rank, is_strict=self._quorum.is_strict,
+            )  # fmt: skip
             self._resume()
         except BaseException:
             self._client.close()
             raise
         self._inner.on_step(self._count_step)
+        self._training_since = self._held_since = self._clock.monotonic()
 
     # ---- what training code calls
 
     @property
     def round(self) -> int:
-        """The round that is being trained for, from 0; also the number of rounds that are over."""
+        """The round that is being trained for, or is under way, from 0; also the number of rounds that are over."""
         return self._loop.round_no
 
     @property
     def inner_step(self) -> int:
         """Optimizer steps since the start of the run, as every replica counts them: for learning-rate schedules."""
-        return self.round * self.inner_steps + self._inner_done
+        return self._loop.begun * self._stream.stride + self._pace.since
 
     @property
     def digest(self) -> str:
         """Names the agreed state; the same on every replica after the same round."""
-        return self._loop.state.digest
+        return self._loop.digest
 
     @property
     def counters(self) -> Counters:
@@ -142,41 +160,47 @@ class DiLoCo:
         """The part of the time so far that went into rounds instead of training."""
         return self._progress.wait_share
 
+    @property
+    def hidden_share(self) -> float:
+        """The part of the time of all exchanges so far during which this replica trained."""
+        return self._client.hidden_share
+
     def steps(
         self, batches: Iterable[Batch], *, rounds: int, weigh: Callable[[Batch], float] = elements
     ) -> Iterator[Batch]:
         """Batches until `rounds` rounds are over, counted from the start of the run; holds each round when it is due.
 
         `batches` is gone through again when it ends. `weigh` says what a batch counts in the weighted mean, its tokens
-        for instance; by default the elements of its first tensor.
+        for instance; by default the elements of its first tensor. At the end the model has the agreed weights.
         """
         self._last_round = rounds
-        if self.round < rounds:
+        if self._loop.begun < rounds:
             self._feed = Feed(batches, self._saved.pop("data", None))
             if "rng" in self._saved:  # finding the place in the data drew random numbers
                 rng.restore(self._saved.pop("rng"))
-        while self.round < rounds:
+        self._training_since = self._clock.monotonic()
+        while self._loop.begun < rounds:
             assert self._feed is not None
             batch = next(self._feed)
             yield batch
             self.step(weigh(batch))
+        self._drain()
 
     def step(self, weight: float | None = None) -> RoundOutcome | None:
-        """The end of one pass of the training loop. Holds a round if `inner_steps` optimizer steps are done.
+        """The end of one pass of the training loop: begins a round and takes in its result when they are due.
 
-        `weight`, summed over the round, is what this replica counts in the mean; without any, its optimizer steps.
+        Returns the round that was taken in, if one was. `weight`, summed over what was trained of a fragment, is what
+        this replica counts in the mean; without any, its optimizer steps. An error of a round in the background is
+        raised here.
         """
-        self._weight += weight or 0.0
-        if self._inner_done < self.inner_steps:
-            return None
-        began = self._clock.monotonic()
-        outcome = self._loop.hold(self._weight or float(self._inner_done))
-        self._inner_done, self._weight = 0, 0.0
-        self._heed(outcome)
-        self._tidy(outcome)
-        used, waited_s = self._client.counters, self._clock.monotonic() - began
-        self._progress.round_over(self.round, waited_s, bytes_up=used.bytes_up, bytes_down=used.bytes_down)
-        return outcome
+        self._held_since = self._clock.monotonic()
+        self._client.mark("compute", self._training_since, self._held_since)
+        self._pace.boundary(weight or 0.0)
+        try:
+            return self._boundary()
+        finally:
+            self._progress.waited(self._held_s())
+            self._training_since = self._held_since
 
     def log(self, **metrics: float) -> None:
         """Say how it is going: shown by `atoll status`, `top` and the live table, with round, bytes and waiting."""
@@ -184,19 +208,29 @@ class DiLoCo:
 
     def save(self) -> None:
         """Write a checkpoint now. Only between rounds: after `step` has held one, before the next optimizer step."""
-        if self._inner_done:
+        if self._loop.flight is not None:
+            raise ConfigError("a checkpoint is made between rounds, and one is under way", hint="see `checkpoint=`")
+        if self._pace.loose or (self._stream.is_settled and self._pace.since):
             raise ConfigError("a checkpoint is made between rounds, not in the middle of one")
+        self._loop.rest()
         oldest = self._checkpoints.write(Checkpoint(self.round, self._client.position, self._state()))
         # The older of the two must stay usable, so rounds are kept from there on.
         self._client.acknowledge(oldest)
 
     def close(self, *, leave: bool = True) -> None:
-        """Let go of the optimizer and the store. With `leave`, the others do not wait for this replica any more."""
+        """Let go of the optimizer and the store. With `leave`, the others do not wait for this replica any more.
+
+        A round under way is brought to its end first, and the model gets the agreed weights; without `leave` it is
+        given up.
+        """
         self._inner.release()
         try:
             if leave:
+                self._drain()
+                self._loop.rest()
                 self._client.leave()
         finally:
+            self._loop.stop()
             self._client.close()
 
     def __enter__(self) -> Self:
@@ -211,24 +245,71 @@ class DiLoCo:
     # ---- rounds
 
     def _count_step(self) -> None:
-        self._inner_done += 1
-        if self._inner_done >= 10 * self.inner_steps:
+        self._pace.count()
+        if self._pace.since >= 10 * self.inner_steps:
             raise ConfigError(
-                f"{self._inner_done} optimizer steps without a round, inner_steps={self.inner_steps}",
+                f"{self._pace.since} optimizer steps without a round, inner_steps={self.inner_steps}",
                 hint="iterate over `outer.steps(batches, rounds=…)`, or call `outer.step()` in your loop",
             )
 
+    def _boundary(self) -> RoundOutcome | None:
+        self._loop.check()
+        outcome = None
+        if self._loop.flight is not None and self._pace.since >= self._stream.delay:
+            outcome = self._land()
+        if self._begin_if_due() and (self._stream.delay == 0 or self._loop.begun == self._last_round):
+            outcome = self._land()
+        return outcome
+
+    def _begin_if_due(self) -> bool:
+        if self._pace.since < self._stream.stride:
+            return False
+        fragment = self._loop.fragment
+        self._loop.begin(self._pace.weight(fragment))
+        self._pace.begin(fragment)
+        return True
+
+    def _land(self) -> RoundOutcome | None:
+        """Take in the round under way, and do all that is due after it."""
+        outcome = self._loop.land()
+        self._heed(outcome)
+        if self.round == self._last_round:
+            self._loop.settle()
+        self._tidy(outcome)
+        used = self._client.counters
+        self._progress.metrics["hidden_share"] = self.hidden_share
+        self._progress.round_over(self.round, self._held_s(), bytes_up=used.bytes_up, bytes_down=used.bytes_down)
+        return outcome
+
+    def _held_s(self) -> float:
+        """How long training was held up, told once."""
+        began, self._held_since = self._held_since, self._clock.monotonic()
+        return self._held_since - began
+
+    def _drain(self) -> None:
+        """Bring the round under way to its end, and the model to the agreed weights."""
+        self._held_since = self._clock.monotonic()
+        if self._loop.flight is not None:
+            self._land()
+        if not self._stream.is_settled:
+            self._loop.settle()
+
     def _heed(self, outcome: RoundOutcome | None) -> None:
         """What it means for this replica that its update did or did not count."""
-        if outcome is None or outcome.is_included:
+        if outcome is None:
+            self._pace.forget(self._stream.stride)
+            return
+        if outcome.is_included:
             return
         refused = next((r for r in outcome.commit.rejected if r.rank == self.ctx.rank), None)
         if refused is not None:
             log.warning("round %d went on without this replica: %s", outcome.round_no, refused.detail)
+            self._pace.forget(self._stream.stride)
             if refused.check == "finite":
                 self._inner.forget()
         elif not self._quorum.is_strict:
             log.warning("round %d went on without this replica: it came late", outcome.round_no)
+            self._pace.forget(self._stream.stride)
             self._loop.catch_up()
 
     def _tidy(self, outcome: RoundOutcome | None) -> None:
@@ -239,22 +320,20 @@ class DiLoCo:
         if not is_last and self.round % self._snapshot_every:
             return
         if self._every is None:
+            self._loop.rest()
             self._client.acknowledge(self.round)
         # One of those who took part, another one each time; if it fails, the next snapshot is not far.
         ranks = outcome.ranks if outcome is not None else ()
         if ranks and ranks[self.round // self._snapshot_every % len(ranks)] == self.ctx.rank:
-            self._loop.write_snapshot()
-            self._client.retire()
+            self._loop.publish(then=self._client.retire)
 
     # ---- saving and going on
 
     def _state(self) -> dict[str, Any]:
-        """All that a checkpoint holds. Live weights are the outer values at a round's boundary."""
-        outer = self._loop.state
+        """All that a checkpoint holds."""
         return {
-            "values": torch.from_numpy(outer.values),
-            "momentum": None if outer.momentum is None else torch.from_numpy(outer.momentum),
-            "has_stepped": outer.has_stepped,
+            **outer_state(self._loop),
+            "pace": self._pace.state_dict(),
             "inner": self._inner.state_dicts(),
             "buffers": buffer_policy.local_buffers(self._model, self._buffers),
             "rng": rng.capture(),
@@ -269,7 +348,15 @@ class DiLoCo:
             self._restore(saved)
             log.info("rank %d goes on from its checkpoint of round %d", self.ctx.rank, saved.round_no)
         if not self._can_train_again(saved):
-            self._loop.catch_up()
+            self._catch_up()
+        # With a delay of the whole stride a checkpoint is made just before the next round begins.
+        self._begin_if_due()
+
+    def _catch_up(self) -> None:
+        before = self.round
+        self._loop.catch_up()
+        if self.round > before:
+            self._pace.restart()
 
     def _can_train_again(self, saved: Checkpoint | None) -> bool:
         """Whether the rounds since the checkpoint, or the start, are few and all there.
@@ -285,9 +372,8 @@ class DiLoCo:
         state = saved.state
         if set(state["stateful"]) != set(self._stateful):
             raise ConfigError(f"the checkpoint has stateful={sorted(state['stateful'])}, here it is {self._stateful}")
-        sections = {name: as_bytes(state[name].numpy()) for name in ("values", "momentum")
-                    if state[name] is not None}  # fmt: skip
-        self._loop.restore(sections, saved.round_no, saved.position, has_stepped=state["has_stepped"])
+        load_outer(self._loop, saved)
+        self._pace.load_state_dict(state["pace"])
         self._inner.load_state_dicts(state["inner"])
         buffer_policy.restore(self._model, state["buffers"])
         for name, thing in self._stateful.items():
@@ -307,27 +393,3 @@ class LocalSGD(DiLoCo):
         **options: Any,
     ) -> None:
         super().__init__(model, inner_optimizer, ctx, outer=Average(), **options)
-
-
-def _agreed_settings(rule: OuterRule, inner_steps: int, vector: ModelVector, quorum: Quorum) -> dict[str, Any]:
-    """What must be equal on every replica besides the layout."""
-    settings: dict[str, Any] = {"outer": rule.to_json(), "inner_steps": inner_steps, "least": quorum.least}
-    if vector.averaged_from < vector.size:
-        settings["averaged_from"] = vector.averaged_from
-    if frozen := vector.frozen_digest():
-        settings["frozen_parameters"] = frozen
-    return settings
-
-
-def _check(**counts: int | None) -> None:
-    problems = [
-        f"{name}={value}: a whole number from 1"
-        for name, value in counts.items()
-        if not (_is_count(value) or (name == "checkpoint" and value is None))
-    ]
-    if problems:
-        raise InvalidSpec("DiLoCo", problems)
-
-
-def _is_count(value: int | None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

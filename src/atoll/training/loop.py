@@ -1,69 +1,239 @@
 """The outer loop of one replica: the agreed state, the round it is at, and how it gets there and back.
 
-Knows the model as a vector and the others as a `RoundClient`; nothing of optimizers, data or checkpoints.
+Knows the model as a vector and the others as a `RoundClient`; nothing of optimizers, data or checkpoints. `begin` sends
+a round on its way, `land` brings it home. Between the two, with a delay, training goes on, and the agreed state belongs
+to the background thread. At most one round is under way: commits form a chain.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from atoll.rounds.client import RoundClient
+from atoll.rounds.codec import F32
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.records import LeftBehind
-from atoll.rounds.vectors import Parts
 from atoll.stores.base import Buffer
+from atoll.training.feedback import ErrorFeedback
+from atoll.training.flight import Background, StoppableClock, StoppableParts, done
 from atoll.training.outer import OuterState
 from atoll.training.params import ModelVector
+from atoll.training.stream import Stream
 
 log = logging.getLogger("atoll.training")
+
+
+@dataclass(frozen=True)
+class Landing:
+    """A round that is over and applied to the agreed state."""
+
+    outcome: RoundOutcome
+    is_counted: bool
+    """Whether the mean has our update in it."""
+    digest: str
+    """Names the state it led to."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round under way."""
+
+    fragment: int
+    landing: Future[Landing]
 
 
 class OuterLoop:
     """Joins at once: when it is made, the live weights are the agreed initial ones."""
 
-    def __init__(self, vector: ModelVector, rule: OuterRule, client: RoundClient) -> None:
-        self.vector, self.client = vector, client
+    def __init__(
+        self,
+        vector: ModelVector,
+        rule: OuterRule,
+        client: RoundClient,
+        stream: Stream,
+        feedback: ErrorFeedback | None,
+        clock: StoppableClock,
+        *,
+        rank: int,
+        is_strict: bool,
+    ) -> None:
+        self.vector, self.client, self.stream, self.feedback = vector, client, stream, feedback
         self.round_no = 0
-        """The next round."""
+        """The next round; the one under way, while one is."""
+        self.flight: Flight | None = None
+        self._clock, self._rank, self._is_strict = clock, rank, is_strict
+        self._background = Background(clock)
+        self._chores: list[Future[object]] = []
         agreed = client.join(vector.tensors())
-        self.state = OuterState(rule, vector.values_of(agreed), vector.averaged_from)
-        self._update = np.empty(vector.size, dtype=np.float32)
-        self._mean = Parts([self._update])
+        self.state = OuterState(rule, vector.values_of(agreed), vector.fragments, vector.averaged_from)
+        self._digest: str | None = None
+        largest = max(part.stop - part.start for part in vector.fragments)
+        self._update: F32 = np.empty(largest, dtype=np.float32)
+        self._stand_in: F32 | None = np.empty(largest, dtype=np.float32) if stream.is_eager else None
         self.settle()
+
+    @property
+    def digest(self) -> str:
+        """Names the agreed state before round `round_no`."""
+        if self._digest is None:
+            self._digest = self.state.digest
+        return self._digest
+
+    @property
+    def begun(self) -> int:
+        """How many rounds have begun."""
+        return self.round_no + (self.flight is not None)
+
+    @property
+    def fragment(self) -> int:
+        """What round `round_no` is about."""
+        return self.round_no % self.stream.fragments
 
     def settle(self) -> None:
         """Make the live weights those of the agreed state."""
         self.vector.write(self.state.values)
 
-    def hold(self, weight: float) -> RoundOutcome | None:
-        """Exchange what was trained since the last round and take the outer step; live weights become the agreed ones.
+    # ---- a round
+
+    def begin(self, weight: float) -> None:
+        """Send what was trained of the next fragment on its way. Without a delay it is back when this returns."""
+        assert self.flight is None, "one round at a time"
+        fragment = self.fragment
+        self.vector.refresh()
+        update = self._read(fragment)
+        job = self._job(fragment, update, weight, self.digest)
+        if self._stand_in is None:
+            self.flight = Flight(fragment, self._background.submit(job) if self.stream.delay else done(job))
+            return
+        stand_in = self._stand_in[: update.size]
+        self.state.foresee(fragment, update, stand_in)  # before the mean takes the place of the update
+        self.flight = Flight(fragment, self._background.submit(job))
+        self.vector.write(stand_in, fragment)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did."""
+        for chore in [chore for chore in self._chores if chore.done()]:
+            self._chores.remove(chore)
+            chore.result()
+        if self.flight is not None and self.flight.landing.done():
+            error = self.flight.landing.exception()
+            if error is not None and not isinstance(error, LeftBehind):
+                self.land()
+
+    def land(self) -> RoundOutcome | None:
+        """Wait for the round under way and bring the live weights together with what came of it.
 
         None when the others are so far ahead that this round is gone; this replica is where they are then.
         """
-        self.vector.refresh()
-        if self.state.rule.kind == "average":
-            self.vector.read(self._update)
-        else:
-            self.vector.read_update(self.state.values, self._update)
+        assert self.flight is not None
+        fragment, pending = self.flight.fragment, self.flight.landing
         try:
-            # The mean takes the place of the update, chunk by chunk.
-            done = self.client.exchange(
-                self.round_no, self._mean, weight=weight, base=self.state.digest, out=self._mean
-            )
+            landing = pending.result()
         except LeftBehind as behind:
             log.warning("%s; catching up from a snapshot", behind.message)
+            self.flight = None
+            if self.feedback is not None:
+                self.feedback.settle(fragment, is_included=False)
             self.catch_up()
             return None
-        self._step()
-        self.settle()
-        return done.outcome
+        except Exception:
+            self._give_up(fragment)
+            raise
+        began = self._clock.monotonic()
+        self.flight, self._digest = None, landing.digest
+        self._merge(fragment, landing.is_counted)
+        self.round_no += 1
+        self.client.mark("apply", began, round_no=landing.outcome.round_no)
+        return landing.outcome
+
+    def stop(self) -> None:
+        """Give up what is under way; returns when nothing is."""
+        self._background.close(stop=True)
+        self.flight = None
+        self._chores.clear()
+
+    def _read(self, fragment: int) -> F32:
+        """The update of a fragment, where the exchange will read it."""
+        update = self._room(fragment)
+        if self.state.rule.kind == "average":
+            self.vector.read(update, fragment)
+        else:
+            self.vector.read_update(self.state.fragment(fragment), update, fragment)
+        return update if self.feedback is None else self.feedback.fold(fragment, update)
+
+    def _job(self, fragment: int, update: F32, weight: float, base: str) -> Callable[[], Landing]:
+        """The exchange, and all that depends on nothing but its outcome: what may run in the background."""
+        round_no, room = self.round_no, self._room(fragment)
+        sink = StoppableParts(room, self._clock)
+        # Without feedback the mean takes the place of the update, chunk by chunk.
+        source = sink if self.feedback is None else StoppableParts(update, self._clock)
+
+        def job() -> Landing:
+            done = self.client.exchange(round_no, source, weight=weight, fragment=fragment, base=base, out=sink)
+            began = self._clock.monotonic()
+            self.state.apply(fragment, room)
+            landing = Landing(done.outcome, self._is_counted(done.outcome), self.state.digest)
+            self._account(fragment, landing)
+            self.client.mark("apply", began, round_no=round_no)
+            return landing
+
+        return job
+
+    def _is_counted(self, outcome: RoundOutcome) -> bool:
+        """Whether our update is in the mean.
+
+        In a strict run also if an earlier process of this rank offered it: it was made of the same bits.
+        """
+        is_named = outcome.commit.contribution(self._rank) is not None
+        return outcome.is_included or (self._is_strict and is_named)
+
+    def _account(self, fragment: int, landing: Landing) -> None:
+        if self.feedback is None:
+            return
+        if any(refused.rank == self._rank for refused in landing.outcome.commit.rejected):
+            self.feedback.forget(fragment)
+        else:
+            self.feedback.settle(fragment, is_included=landing.is_counted)
+
+    def _merge(self, fragment: int, is_counted: bool) -> None:
+        """A replica whose update is not in the mean takes the agreed weights: its own led nowhere."""
+        agreed = self.state.fragment(fragment)
+        if not is_counted:
+            self.settle()
+        elif self._stand_in is not None:
+            offsets = self._stand_in[: agreed.size]
+            np.subtract(agreed, offsets, out=offsets)
+            self.vector.shift(offsets, fragment)
+        elif self.stream.alpha == 0:
+            self.vector.write(agreed, fragment)
+        elif self.stream.alpha < 1:
+            self.vector.mix(agreed, self.stream.alpha, fragment)
+
+    def _give_up(self, fragment: int) -> None:
+        """After an error the round may be tried again, with what is trained by then."""
+        self.flight = None
+        if self.feedback is not None:
+            self.feedback.forget(fragment)
+        if self._stand_in is not None:
+            self._merge(fragment, is_counted=True)
+
+    def _room(self, fragment: int) -> F32:
+        """Where the update of a fragment is gathered, and its mean."""
+        span = self.vector.fragments[fragment]
+        return self._update[: span.stop - span.start]
+
+    # ---- to where the others are, and back
 
     def catch_up(self) -> None:
         """Go to where the others are: from a snapshot if there is a later one, then commit by commit."""
+        self.rest()
         began = self.round_no
         while (head := self.client.latest()).next_round > self.round_no:
             before, trouble = self.round_no, None
@@ -78,30 +248,46 @@ class OuterLoop:
                 raise trouble or LeftBehind(message, round_no=before, latest=head.next_round)
         if self.round_no > began:
             log.info("caught up from round %d to round %d", began, self.round_no)
+        self._digest = None
         self.settle()
 
-    def restore(self, sections: Mapping[str, Buffer], round_no: int, position: str, *, has_stepped: bool) -> None:
+    def restore(self, sections: Mapping[str, Buffer], round_no: int, position: str, started: Sequence[Any]) -> None:
         """Take up the state of a checkpoint."""
-        self.state.load(sections, has_stepped=has_stepped)
-        self.round_no = round_no
+        self.state.load(sections, started)
+        self.round_no, self._digest = round_no, None
         self.client.continue_from(position)
         self.settle()
 
-    def write_snapshot(self) -> bool:
-        """Publish the state for those who come late; False if somebody has."""
-        return self.client.write_snapshot(self.round_no, self.state.sections(), {"started": [self.state.has_stepped]})
+    def publish(self, then: Callable[[], object]) -> None:
+        """Write a snapshot of the state for those who come late, and then do that; behind training, with a delay."""
+        round_no = self.round_no
+
+        def chore() -> None:
+            self.client.write_snapshot(round_no, self.state.sections(), {"started": self.state.started})
+            then()
+
+        if self.stream.delay:
+            self._chores.append(self._background.submit(chore))
+        else:
+            chore()
+
+    def rest(self) -> None:
+        """Wait until nothing but training goes on; no round may be under way."""
+        assert self.flight is None
+        while self._chores:
+            self._chores.pop(0).result()
 
     def _load_snapshot(self) -> None:
         loaded = self.client.load_snapshot(at_least=self.round_no + 1)
         if loaded is not None:
-            started = loaded.meta.get("started", [True])
-            self.state.load(loaded.buffers, has_stepped=bool(started[0]))
+            self.state.load(loaded.buffers, loaded.meta.get("started", [True] * self.stream.fragments))
             self.round_no = loaded.round_no
 
     def _replay(self) -> None:
-        while self.client.replay(self.round_no, out=self._mean) is not None:
-            self._step()
-
-    def _step(self) -> None:
-        self.state.apply(self._update)
-        self.round_no += 1
+        while True:
+            fragment = self.fragment
+            room = self._room(fragment)
+            if self.client.replay(self.round_no, fragment=fragment, out=StoppableParts(room, self._clock)) is None:
+                return
+            self.state.apply(fragment, room)
+            self.round_no += 1

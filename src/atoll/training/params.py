@@ -1,13 +1,15 @@
 """A model as one flat float32 vector: what is exchanged, in which order, and how it goes in and out of the model.
 
-Trainable parameters come first, each once however many modules share it; then the buffers that are averaged. Frozen
-parameters are not exchanged; that they are equal everywhere is checked by their digest. The outer values are float32
-whatever the model's own type: a bfloat16 model trains on a rounded copy of them.
+The vector consists of one or more fragments, one after the other. In each, trainable parameters come first, each once
+however many modules share it; then the buffers that are averaged. Frozen parameters are not exchanged; that they are
+equal everywhere is checked by their digest. The outer values are float32 whatever the model's own type: a bfloat16
+model trains on a rounded copy of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,31 +23,46 @@ from atoll.rounds.layout import ITEM_BYTES, Layout
 from atoll.rounds.seal import digest
 from atoll.stores.base import Buffer
 from atoll.training.buffers import BufferPolicy, averaged_buffers
+from atoll.training.fragments import balanced
 
 _COMPILED = "_orig_mod."  # torch.compile puts it in front of every name
 
 
 class ModelVector:
-    """The exchanged tensors of a model, and where each lies in the vector."""
+    """The exchanged tensors of a model, and where each lies in the vector.
 
-    def __init__(self, model: nn.Module, policy: BufferPolicy = "average") -> None:
+    Methods that take a `fragment` are about that part of the vector, or about all of it without one; arrays they are
+    given are those of the fragment.
+    """
+
+    def __init__(self, model: nn.Module, policy: BufferPolicy = "average", fragments: int = 1) -> None:
         self._model, self._policy = model, policy
         trainable = _trainable(model)
         if not trainable:
             raise ConfigError("the model has no trainable parameter, so there is nothing to exchange")
-        self._named = trainable + averaged_buffers(model, policy)
-        for name, tensor in self._named:
+        named = trainable + averaged_buffers(model, policy)
+        for name, tensor in named:
             _refuse_unusable(name, tensor)
-        views = [_real(tensor) for _, tensor in self._named]
-        names = [name.replace(_COMPILED, "") for name, _ in self._named]
-        self.layout = Layout.of((name, v.shape, dtype_name(v.dtype)) for name, v in zip(names, views, strict=True))
-        ends = np.cumsum([t.size for t in self.layout.tensors]).tolist()
-        self._spans = [slice(end - t.size, end) for end, t in zip(ends, self.layout.tensors, strict=True)]
-        self.averaged_from = self._spans[len(trainable) - 1].stop
+        groups = balanced([_real(tensor).numel() for _, tensor in named], fragments)
+        self._order = [i for group in groups for i in group]
+        self._named = [named[i] for i in self._order]
+        self.layouts = [Layout.of(_described(*named[i]) for i in group) for group in groups]
+        self._place(groups, len(trainable))
+
+    def _place(self, groups: Sequence[Sequence[int]], trainable: int) -> None:
+        sizes = [t.size for layout in self.layouts for t in layout.tensors]
+        self._spans = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        lasts = list(accumulate(len(group) for group in groups))
+        self._members = [range(last - len(group), last) for group, last in zip(groups, lasts, strict=True)]
+        self.fragments = [slice(self._spans[m[0]].start, self._spans[m[-1]].stop) for m in self._members]
+        """Where each fragment lies in the vector."""
+        averaged = [[self._spans[i].start for i in m if self._order[i] >= trainable] for m in self._members]
+        self.averaged_from = [min([f.stop, *a]) for f, a in zip(self.fragments, averaged, strict=True)]
+        """Where in the vector the averaged buffers of each fragment begin."""
 
     @property
     def size(self) -> int:
-        return self.layout.size
+        return self.fragments[-1].stop
 
     def frozen_digest(self) -> str:
         """Names the values of the frozen parameters; empty when there are none."""
@@ -60,7 +77,8 @@ class ModelVector:
     def values_of(self, buffers: Sequence[Buffer]) -> F32:
         """The vector that `tensors` of some replica describe."""
         values = np.empty(self.size, dtype=np.float32)
-        for tensor, span, buffer in zip(self.layout.tensors, self._spans, buffers, strict=True):
+        tensors = [tensor for layout in self.layouts for tensor in layout.tensors]
+        for tensor, span, buffer in zip(tensors, self._spans, buffers, strict=True):
             if memoryview(buffer).nbytes != tensor.size_bytes:
                 raise CorruptUpdate(f"`{tensor.name}` has {memoryview(buffer).nbytes} bytes", check="layout")
             if tensor.size:
@@ -68,47 +86,76 @@ class ModelVector:
                 torch.from_numpy(values[span]).copy_(found)
         return values
 
-    def write(self, values: F32) -> None:
+    def write(self, values: F32, fragment: int | None = None) -> None:
         """Set the live tensors to these values, rounded to each tensor's own type."""
         with torch.no_grad():
-            for (_, tensor), span in zip(self._named, self._spans, strict=True):
-                live = _real(tensor)
-                live.copy_(torch.from_numpy(values[span]).view(live.shape))
+            for live, given in self._pairs(values, fragment):
+                live.copy_(given)
 
-    def read(self, out: F32) -> None:
+    def mix(self, values: F32, alpha: float, fragment: int) -> None:
+        """Go from the live values towards these, all the way with alpha 0 and not at all with 1."""
+        with torch.no_grad():
+            for live, given in self._pairs(values, fragment):
+                wide = _wide(live)
+                live.copy_(torch.lerp(given.to(wide), wide, alpha))
+
+    def shift(self, offsets: F32, fragment: int) -> None:
+        """Add to the live tensors."""
+        with torch.no_grad():
+            for live, given in self._pairs(offsets, fragment):
+                wide = _wide(live)
+                live.copy_(wide + given.to(wide))
+
+    def read(self, out: F32, fragment: int | None = None) -> None:
         """The live tensors, as they are."""
-        for (_, tensor), span in zip(self._named, self._spans, strict=True):
-            live = _real(tensor)
-            torch.from_numpy(out[span]).view(live.shape).copy_(live)
+        for live, room in self._pairs(out, fragment):
+            room.copy_(live)
 
-    def read_update(self, start: F32, out: F32) -> None:
+    def read_update(self, start: F32, out: F32, fragment: int | None = None) -> None:
         """How far the live tensors have come since `write(start)`: start minus now.
 
         The start is rounded as the live tensors were, or the rounding of a bfloat16 model would count as training.
         """
-        self.read(out)
-        for (_, tensor), span in zip(self._named, self._spans, strict=True):
-            began, moved = torch.from_numpy(start[span]), torch.from_numpy(out[span])
-            own = _real(tensor).dtype
-            torch.sub(began if own == torch.float32 else began.to(own).float(), moved, out=moved)
+        self.read(out, fragment)
+        for (live, moved), (_, began) in zip(self._pairs(out, fragment), self._pairs(start, fragment), strict=True):
+            torch.sub(began if live.dtype == torch.float32 else began.to(live.dtype).float(), moved, out=moved)
+
+    def live(self) -> list[Tensor]:
+        """The live tensors in their own types, in layout order."""
+        return [_real(tensor) for _, tensor in self._named]
+
+    def load_live(self, saved: Sequence[Tensor]) -> None:
+        """Set the live tensors to what `live` gave."""
+        with torch.no_grad():
+            for (_, tensor), value in zip(self._named, saved, strict=True):
+                _real(tensor).copy_(value)
 
     def refresh(self) -> None:
         """See that the model still consists of the tensors it had; one added or swapped would silently not train.
 
         Buffers may be new objects: modules assign them, and `Module.to` replaces them.
         """
-        trainable, buffers = _trainable(self._model), averaged_buffers(self._model, self._policy)
-        now = trainable + buffers
-        if [(name, t.shape) for name, t in now] != [(name, t.shape) for name, t in self._named] or any(
-            a is not b for (_, a), (_, b) in zip(trainable, self._named, strict=False)
+        trainable = _trainable(self._model)
+        now = trainable + averaged_buffers(self._model, self._policy)
+        was = [named for _, named in sorted(zip(self._order, self._named, strict=True), key=lambda pair: pair[0])]
+        if [(name, t.shape) for name, t in now] != [(name, t.shape) for name, t in was] or any(
+            a is not b for (_, a), (_, b) in zip(trainable, was, strict=False)
         ):
-            was = dict(self._named)
-            names = {name for name, t in now if was.pop(name, None) is not t} | was.keys()
+            before = dict(was)
+            names = {name for name, t in now if before.pop(name, None) is not t} | before.keys()
             raise ConfigError(
                 f"the exchanged tensors of the model changed during training: {_some(sorted(names))}",
                 hint="freeze, unfreeze or replace parameters before DiLoCo is made",
             )
-        self._named = now
+        self._named = [now[i] for i in self._order]
+
+    def _pairs(self, array: F32, fragment: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each live tensor with the part of the array that belongs to it."""
+        members = range(len(self._named)) if fragment is None else self._members[fragment]
+        origin = self._spans[members[0]].start
+        for i in members:
+            span, live = self._spans[i], _real(self._named[i][1])
+            yield live, torch.from_numpy(array[span.start - origin : span.stop - origin]).view(live.shape)
 
 
 def refuse_strangers(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
@@ -132,6 +179,16 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _described(name: str, tensor: Tensor) -> tuple[str, torch.Size, str]:
+    live = _real(tensor)
+    return name.replace(_COMPILED, ""), live.shape, dtype_name(live.dtype)
+
+
+def _wide(live: Tensor) -> Tensor:
+    """The tensor in a type to compute in: at least float32."""
+    return live if live.dtype == torch.float64 else live.float()
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -29,8 +29,12 @@ class Progress:
         if self._clock.monotonic() - self._told_at >= _EVERY_S:
             self._tell(round_no)
 
+    def waited(self, seconds: float) -> None:
+        """So much time went into rounds instead of training."""
+        self._waited_s += seconds
+
     def round_over(self, round_no: int, waited_s: float, *, bytes_up: int, bytes_down: int) -> None:
-        self._waited_s += waited_s
+        self.waited(waited_s)
         self.metrics |= {
             "wait_share": self.wait_share,
             "bytes": float(bytes_up + bytes_down),

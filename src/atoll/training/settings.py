@@ -1,0 +1,42 @@
+"""What all replicas of a run must have in common, and which numbers make sense at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.errors import InvalidSpec
+from atoll.rounds.outer import OuterRule
+from atoll.rounds.quorum import Quorum
+from atoll.training.params import ModelVector
+from atoll.training.stream import Stream
+
+
+def agreed_settings(
+    rule: OuterRule, inner_steps: int, stream: Stream, vector: ModelVector, quorum: Quorum
+) -> dict[str, Any]:
+    """What must be equal on every replica besides the layout."""
+    settings: dict[str, Any] = {"outer": rule.to_json(), "inner_steps": inner_steps, "least": quorum.least}
+    if not stream.is_settled:
+        settings["stream"] = stream.to_json()
+    places = list(zip(vector.averaged_from, vector.fragments, strict=True))
+    if any(middle < whole.stop for middle, whole in places):
+        tails = [middle - whole.start for middle, whole in places]
+        settings["averaged_from"] = tails[0] if len(tails) == 1 else tails
+    if frozen := vector.frozen_digest():
+        settings["frozen_parameters"] = frozen
+    return settings
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise `InvalidSpec` unless each is a whole number from 1; there may be no `checkpoint`."""
+    problems = [
+        f"{name}={value}: a whole number from 1"
+        for name, value in counts.items()
+        if not (_is_count(value) or (name == "checkpoint" and value is None))
+    ]
+    if problems:
+        raise InvalidSpec("DiLoCo", problems)
+
+
+def _is_count(value: int | None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
