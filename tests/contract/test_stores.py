@@ -58,6 +58,12 @@ class TestFileStore(StoreContract):
         return store
 
 
+class TestRecyclingFileStore(TestFileStore):
+    @pytest.fixture
+    def new_store(self, tmp_path: Path) -> NewStore:
+        return lambda name: FileStore(tmp_path / name, recycle=True)
+
+
 class TestFaultyStoreWithoutFaults(StoreContract):
     why_no_faults = "faults are scripted by the test that uses it"
 

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import BadKey, ConfigError, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
+from atoll.stores._file_reading import is_local
 from atoll.stores.base import check_key
 from atoll.stores.file import FileStore
 
@@ -120,7 +122,7 @@ def test_what_the_system_says_is_typed(
     def fail(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "write", fail)
+    monkeypatch.setattr(os, "writev", fail)
     with pytest.raises(error) as caught:
         store.put("a.json", b"x")
     assert type(caught.value) is error
@@ -145,12 +147,12 @@ def test_a_disk_that_is_full_half_way_keeps_the_old_object(tmp_path: Path, monke
     store.put("a.bin", b"old")
     write, room = os.write, [7]
 
-    def short_write(fd: int, data: memoryview) -> int:
+    def short_write(fd: int, parts: list[memoryview]) -> int:
         if not room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data[: room.pop()])
+        return write(fd, parts[0][: room.pop()])
 
-    monkeypatch.setattr(os, "write", short_write)
+    monkeypatch.setattr(os, "writev", short_write)
     with pytest.raises(StoreUnavailable, match="No space left"):
         store.put("a.bin", b"new and longer")
     assert store.get("a.bin") == b"old"
@@ -159,7 +161,7 @@ def test_a_disk_that_is_full_half_way_keeps_the_old_object(tmp_path: Path, monke
 
 def test_short_reads_and_writes_are_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, pread = os.write, os.pread
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    monkeypatch.setattr(os, "writev", lambda fd, parts: write(fd, parts[0][:3]))
     monkeypatch.setattr(os, "pread", lambda fd, count, at: pread(fd, min(count, 4), at))
     store = FileStore(tmp_path)
     store.put("a.bin", [b"hello", b" ", b"world"])
@@ -198,3 +200,57 @@ def test_what_is_not_a_folder_is_refused(uri: str) -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="region"):
         FileStore.from_uri("/tmp/a", region="x")
+
+
+BIG = 1 << 17
+
+
+def test_a_deleted_file_is_written_again_by_the_next_object_of_its_size(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, recycle=True)
+    store.put("first", b"a" * BIG)
+    number = next(tmp_path.glob("first*")).stat().st_ino
+    store.delete("first")
+    store.put("other", b"b" * (BIG + 1))
+    FileStore(tmp_path, recycle=True).put("second", [b"c" * 10, b"d" * (BIG - 10)])
+    assert next(tmp_path.glob("second*")).stat().st_ino == number
+    assert bytes(store.get("second")) == b"c" * 10 + b"d" * (BIG - 10)
+    assert list(store.list()) == ["other", "second"]
+    with pytest.raises(KeyNotFound):
+        store.get("first")
+
+
+def test_two_processes_never_write_into_the_same_spare(tmp_path: Path) -> None:
+    stores = [FileStore(tmp_path, recycle=True) for _ in range(2)]
+    for i in range(8):
+        stores[0].put(f"old-{i}", bytes([i]) * BIG)
+    for i in range(8):
+        stores[i % 2].delete(f"old-{i}")
+
+    def write(number: int) -> None:
+        stores[number % 2].create(f"new-{number}", bytes([100 + number]) * BIG)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(24)))
+    for i in range(24):
+        assert bytes(stores[0].get(f"new-{i}")) == bytes([100 + i]) * BIG
+
+
+def test_a_large_object_stays_as_it_was_read_when_it_is_replaced_or_deleted(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a", b"x" * (2 << 20))
+    seen = store.get("a")
+    store.put("a", b"y" * (2 << 20))
+    store.delete("a")
+    assert bytes(seen) == b"x" * (2 << 20)
+
+
+def test_files_are_read_where_they_lie_on_this_machines_own_file_systems_only(tmp_path: Path, monkeypatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "1 0 8:1 / / rw - ext4 /dev/a rw\n"
+        "2 1 0:5 / /net rw,relatime shared:1 - nfs4 host:/x rw\n"
+        "3 2 0:6 / /net/fast\\040disk rw - tmpfs tmpfs rw\n"
+    )
+    monkeypatch.setattr("atoll.stores._file_reading._MOUNTS", mounts)
+    found = {path: is_local(Path(path)) for path in ("/a", "/net", "/net/b", "/network", "/net/fast disk/c")}
+    assert found == {"/a": True, "/net": False, "/net/b": False, "/network": True, "/net/fast disk/c": True}

@@ -67,6 +67,14 @@ class Patient(Protocol):
         ...
 
 
+@runtime_checkable
+class Recycling(Protocol):
+    """A store that can write new objects into the space of deleted ones, which is faster than fresh space."""
+
+    @property
+    def recycles(self) -> bool: ...
+
+
 def with_patience(store: Store, seconds: float) -> Store:
     """The store, with no more patience than this if it has any of its own."""
     return store.with_patience(seconds) if isinstance(store, Patient) else store

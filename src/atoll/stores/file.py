@@ -19,26 +19,39 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 from atoll.errors import ConfigError, KeyExists, KeyNotFound
 from atoll.stores._file_errors import file_errors
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
+from atoll.stores._file_reading import is_local, read
+from atoll.stores._file_spares import Spares
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 
 _LEFTOVER_AGE_S = 24 * 3600.0
-_READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
+_MOST_PARTS = 256  # of one write call; Linux allows 1 024
 
 
 class FileStore:
-    """`file:///folder`, or a plain path. `fsync=False` gives up surviving a power cut, and nothing else."""
+    """`file:///folder`, or a plain path. `fsync=False` gives up surviving a power cut, and nothing else.
 
-    def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True) -> None:
+    `recycle=True` writes new objects into the files of deleted ones, and lets rounds discard what everybody has read.
+    It is faster; a reader that is late may find other bytes than it asked for, which checksums tell.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True, recycle: bool = False) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
         self.uri = "file://" + quote(os.fsencode(self.root))
         self._fsync = fsync
         self._is_swept = False
+        self._may_map: bool | None = None
+        self._folders: set[Path] = set()
+        self._spares = Spares(self.root / TEMP_FOLDER / "spare") if recycle else None
+
+    @property
+    def recycles(self) -> bool:
+        return self._spares is not None
 
     @classmethod
     def from_uri(cls, uri: str, **options: Any) -> FileStore:
-        unknown = sorted(set(options) - {"fsync"})
+        unknown = sorted(set(options) - {"fsync", "recycle"})
         if unknown:
-            raise ConfigError(f"a file store has one option, fsync; got {', '.join(unknown)}")
+            raise ConfigError(f"a file store has the options fsync and recycle; got {', '.join(unknown)}")
         return cls(_path_in(uri), **options)
 
     def __repr__(self) -> str:
@@ -53,7 +66,7 @@ class FileStore:
             except (FileNotFoundError, NotADirectoryError):
                 raise KeyNotFound(key, uri=self.uri) from None
             try:
-                return _read(fd, start, length)
+                return read(fd, start, length, may_map=self._can_map())
             finally:
                 os.close(fd)
 
@@ -85,10 +98,16 @@ class FileStore:
         path = self._path(key)
         with file_errors("delete", self.uri, key):
             try:
-                os.unlink(path)
+                if self._spares is None or not self._spares.keep(path):
+                    os.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
                 return
             self._sync_folder(path.parent)
+
+    def _can_map(self) -> bool:
+        if self._may_map is None:
+            self._may_map = is_local(self.root)
+        return self._may_map
 
     def _path(self, key: str) -> Path:
         return path_of(self.root, check_key(key), is_folder=False)
@@ -97,11 +116,11 @@ class FileStore:
     def _written(self, parts: Sequence[memoryview]) -> Iterator[Path]:
         """A file of our own with these bytes, safely on disk; gone afterwards unless it was renamed."""
         temp = self._new_temp()
+        is_spare = self._spares is not None and self._spares.take(sum(map(len, parts)), temp)
         try:
-            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = os.open(temp, os.O_WRONLY | os.O_CLOEXEC | (0 if is_spare else os.O_CREAT | os.O_EXCL), 0o666)
             try:
-                for part in parts:
-                    _write(fd, part)
+                _write(fd, parts)
                 if self._fsync:
                     os.fsync(fd)
             finally:
@@ -121,12 +140,14 @@ class FileStore:
 
     def _make_folder(self, folder: Path) -> None:
         """Folders are never removed, so one that exists stays; each new one is made durable in its parent."""
-        if folder.is_dir():
+        if folder in self._folders:
             return
-        self._make_folder(folder.parent)
-        with suppress(FileExistsError):
-            folder.mkdir()
-        self._sync_folder(folder.parent)
+        if not folder.is_dir():
+            self._make_folder(folder.parent)
+            with suppress(FileExistsError):
+                folder.mkdir()
+            self._sync_folder(folder.parent)
+        self._folders.add(folder)
 
     def _sync_folder(self, folder: Path) -> None:
         if not self._fsync:
@@ -176,22 +197,14 @@ def _path_in(uri: str) -> str:
     return os.fsdecode(unquote_to_bytes(uri.split("://", 1)[1].removeprefix("localhost")))
 
 
-def _read(fd: int, start: int, length: int | None) -> bytes:
-    size = os.fstat(fd).st_size
-    end = size if length is None else min(size, start + length)
-    chunks: list[bytes] = []
-    while start < end:
-        chunk = os.pread(fd, min(end - start, _READ_LIMIT), start)
-        if not chunk:
-            break
-        chunks.append(chunk)
-        start += len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _write(fd: int, part: memoryview) -> None:
-    while part:
-        part = part[os.write(fd, part) :]
+def _write(fd: int, parts: Sequence[memoryview]) -> None:
+    left = [part for part in parts if part]
+    while left:
+        written = os.writev(fd, left[:_MOST_PARTS])
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]
 
 
 def _sweep(folder: Path) -> None:

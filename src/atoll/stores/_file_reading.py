@@ -1,0 +1,51 @@
+"""Reading a file: into memory, or where it lies if it is large and the file system is this machine's own.
+
+A view of a mapped file copies nothing. Objects are replaced and removed by name only, so the mapped one stays as it
+was. On a network file system another machine's unlink could take the pages away (SIGBUS), so files are copied there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from atoll.stores.base import Buffer
+
+_READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
+_MAP_FROM = 1 << 20
+_LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay"})
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def read(fd: int, start: int, length: int | None, *, may_map: bool) -> Buffer:
+    """The bytes of an open file from `start`, as far as there are any."""
+    size = os.fstat(fd).st_size
+    end = size if length is None else min(size, start + length)
+    if may_map and start == 0 and end == size >= _MAP_FROM:
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return memoryview(mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ))
+    chunks: list[bytes] = []
+    while start < end:
+        chunk = os.pread(fd, min(end - start, _READ_LIMIT), start)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        start += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def is_local(folder: Path) -> bool:
+    """Whether the folder is on a file system that only this machine writes to."""
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return False
+    best, kind = "", ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape")
+        inside = folder == Path(point) or point == "/" or str(folder).startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind in _LOCAL

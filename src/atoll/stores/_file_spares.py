@@ -1,0 +1,65 @@
+"""Files of deleted objects, kept to be written again: overwriting pages is several times faster than getting new ones.
+
+Only for objects that nobody reads any more when they are deleted. A spare is used for an object of exactly its size, so
+no reader that is late after all sees a file shrink; the bytes change under it, which its checksums tell.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+LEAST_BYTES = 1 << 16
+_MOST = 512
+"""Spares of one size; what is deleted beyond that is gone."""
+
+
+class Spares:
+    """Shared by every process that uses the folder: a rename takes a spare, and only one can have it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._known: dict[int, list[str]] = {}
+
+    def keep(self, path: Path) -> bool:
+        """Take over the file of a deleted object; False when there is none, or it is not worth it."""
+        try:
+            size = os.stat(path).st_size
+        except OSError:
+            return False
+        if size < LEAST_BYTES:
+            return False
+        home = self._folder / str(size)
+        with self._lock:
+            known = self._known.setdefault(size, [])
+            if len(known) >= _MOST:
+                return False
+        home.mkdir(parents=True, exist_ok=True)
+        name = uuid.uuid4().hex
+        os.rename(path, home / name)
+        with self._lock:
+            known.append(name)
+        return True
+
+    def take(self, size: int, target: Path) -> bool:
+        """Make a spare of this size the file `target`; False when there is none."""
+        if size < LEAST_BYTES:
+            return False
+        home = self._folder / str(size)
+        with self._lock:
+            known = self._known.setdefault(size, [])
+            if not known:  # perhaps another process left some
+                with suppress(FileNotFoundError):
+                    known.extend(os.listdir(home))
+            candidates = [known.pop() for _ in range(min(len(known), 8))]
+        for i, name in enumerate(candidates):
+            with suppress(FileNotFoundError):
+                os.rename(home / name, target)
+                with self._lock:
+                    known.extend(candidates[i + 1 :])
+                return True
+        return False
