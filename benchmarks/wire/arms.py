@@ -117,8 +117,8 @@ class Ours:
 
 def _writer(key: str, replicas: int) -> int:
     """The rank that wrote an object of a round in which nobody was missing."""
-    kind, name = key.split("/rounds/", 1)[1].split("/")[1:3]
-    return int(name) % replicas if kind == "mean" else int(name.partition(".")[0])
+    kind, name, *rest = key.split("/rounds/", 1)[1].split("/")[1:]
+    return int(rest[0]) % replicas if kind == "mean" else int(name.partition(".")[0])
 
 
 def store_of(kind: str, seat: Seat) -> Store:

@@ -26,7 +26,7 @@ def latency_rows(parent: Path, replicas: int, mib: int, repeat: int) -> Iterator
                 team.warm_up()
                 seen = alternate(team, ("wire", "slow"), repeat)
     size = mib << 20
-    connections = Tuning().connections
+    connections = Tuning().connections or 4
     line_s = (size + ideal_down(replicas, size)) / (connections * BYTES_PER_S)
     near_s, far_s = median([r.wall_s for r in seen["wire"]]), median([r.wall_s for r in seen["slow"]])
     model_s = 4 * LATENCY_S + max(line_s, near_s)

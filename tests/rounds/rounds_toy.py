@@ -26,7 +26,13 @@ from atoll.testing.fakes import FakeClock
 
 CHUNK = 1024
 FAST = Tuning(
-    inline_bytes=0, patience_s=5.0, init_patience_s=1.0, bandwidth_bytes_s=1.0, latency_s=0.0, retry_s=30.0, width=2
+    inline_bytes=0,
+    patience_s=5.0,
+    init_patience_s=1.0,
+    bandwidth_bytes_s=1.0,
+    latency_s=0.0,
+    retry_s=30.0,
+    connections=6,
 )
 """Small updates that behave like big ones: never inline, always scattered from three ranks on."""
 
@@ -50,6 +56,8 @@ class Toy:
     is_retiring: bool = False
     chunk: int = CHUNK
     lease_s: float = 900.0
+    is_exact: bool = False
+    """Train committed rounds again, as a replica with checkpoints does, instead of taking in their means."""
     state: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, np.float32))
     history: list[str] = field(default_factory=list)
     """Digest of the state after every round."""
@@ -81,13 +89,21 @@ class Toy:
         protocol = self.protocol()
         buffers = yield from protocol.join(self.initial())
         self.state = np.frombuffer(b"".join(bytes(b) for b in buffers), dtype=np.float32).copy()
-        round_no = yield from self.catch_up(protocol, 0)
+        round_no = yield from (self.jump(protocol) if self.is_exact else self.catch_up(protocol, 0))
         while round_no < self.rounds:
             try:
                 round_no = yield from self.advance(protocol, round_no)
             except LeftBehind:
                 round_no = yield from self.catch_up(protocol, round_no)
         return self.state.tobytes()
+
+    def jump(self, protocol: RoundProtocol) -> Generator[Op, Any, int]:
+        """To the newest snapshot."""
+        loaded = yield from protocol.load_snapshot()
+        if loaded is None:
+            return 0
+        self.state = np.frombuffer(loaded.buffers["state"], dtype=np.float32).copy()
+        return loaded.round_no
 
     def catch_up(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
         mean = np.empty_like(self.state)

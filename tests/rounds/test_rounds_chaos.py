@@ -40,6 +40,7 @@ def chaos(seed: int, quorum: Quorum, count: int, rounds: int) -> tuple[list[Toy]
         toy = Toy(
             rank, count, clock, rounds=rounds, attempt=attempt, quorum=quorum, size=2100, seed=-rank,
             snapshot_every=rng.choice([0, 2]) if quorum.is_strict else 2, is_retiring=rng.random() < 0.5, lease_s=30.0,
+            is_exact=quorum.is_strict,
         )  # fmt: skip
         toys.append(toy)
         simulation.start(f"r{rank}", toy.train(), store)

@@ -188,7 +188,7 @@ def test_one_commit_record_survives_a_thousand_races() -> None:
 
 def test_the_driver_gathers_within_a_gather_and_keeps_the_order() -> None:
     store = MemoryStore()
-    drive = Driver(store, clock=None, connections=2)  # type: ignore[arg-type]
+    drive = Driver(store, clock=None)  # type: ignore[arg-type]
 
     def leaf(i: int, j: int):
         yield Put(f"k/{i}/{j}", f"{i}{j}".encode())
@@ -208,7 +208,7 @@ def test_the_driver_gathers_within_a_gather_and_keeps_the_order() -> None:
 
 def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None:
     store, ended = MemoryStore(), []
-    drive = Driver(store, clock=None, connections=4)  # type: ignore[arg-type]
+    drive = Driver(store, clock=None)  # type: ignore[arg-type]
 
     def child(i: int):
         yield Put(f"k/{i}", b"")

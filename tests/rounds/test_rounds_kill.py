@@ -38,7 +38,7 @@ def requests_of(victim: str, toys: list[Toy]) -> int:
 
 def toys_for(count: int, **options: object) -> list[Toy]:
     clock = FakeClock()
-    options = {"rounds": 2, "snapshot_every": 1, "is_retiring": True, **options}
+    options = {"rounds": 2, "snapshot_every": 1, "is_retiring": True, "is_exact": True, **options}
     return [Toy(rank, count, clock, seed=-rank, **options) for rank in range(count)]  # whoever starts, the same start
 
 

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds_simulator import Simulation
-from rounds_toy import Toy, fault_free
+from rounds_toy import FAST, Toy, commits, fault_free
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.ops import Get
+from atoll.rounds.party import Party
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 
@@ -178,13 +180,13 @@ def test_a_store_that_stays_away_is_an_error_in_its_time() -> None:
 
 
 def test_objects_of_another_run_or_round_under_our_names_are_refused() -> None:
-    toys = trio()
+    toys = [toy.again(tuning=replace(FAST, hold_back=False)) for toy in trio()]
     inner = MemoryStore()
     simulation = finish(toys, FaultyStore(inner))
     assert simulation.results()
     stray = bytes(inner.get(KEYS.update(0, 1, 0, 0)))
     inner.put(KEYS.update(1, 1, 0, 0), stray)
-    inner.delete(KEYS.mean(1, 0))
+    inner.delete(KEYS.mean(1, Party.of_commit(commits(inner)[1]).id, 0))
     late = Simulation(toys[0].clock)
     late.start("late", toys[2].again(attempt=1).train(), inner)
     late.run()

@@ -47,6 +47,11 @@ class Replica:
     def catch_up(self) -> None:
         self.round_no = self.client.catch_up(self.round_no, lambda done: self.apply(done.mean), self.load)
 
+    def jump(self) -> None:
+        """To the newest snapshot; rounds since are trained again, as a replica with checkpoints does."""
+        if (loaded := self.client.load_snapshot()) is not None:
+            self.load(loaded)
+
     def load(self, snapshot: LoadedSnapshot) -> None:
         self.values = np.frombuffer(snapshot.buffers["values"], np.float32).copy()
         self.momentum = np.frombuffer(snapshot.buffers["momentum"], np.float32).copy()
@@ -108,7 +113,10 @@ def train(
     )  # fmt: skip
     with client:
         replica = Replica(client, rank)
-        replica.catch_up()
+        if "least" not in (quorum or {}):
+            replica.jump()
+        else:
+            replica.catch_up()
         joined_at = replica.round_no
         by_round, samples = [], []
         while replica.round_no < rounds:

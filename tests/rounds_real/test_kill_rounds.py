@@ -21,8 +21,8 @@ STORMS = {
         3: [["after", "get", "*/commits/0000000004.json", 2]],
     },
     "reducing": {
-        0: [["before", "put", "*/rounds/0000000001/mean/*", 1]],
-        1: [["after", "put", "*/rounds/0000000002/mean/*", 1]],
+        0: [["before", "create", "*/rounds/0000000001/mean/*", 1]],
+        1: [["after", "create", "*/rounds/0000000002/mean/*", 1]],
         2: [["before", "get", "*/rounds/0000000003/mean/*", 1]],
     },
     "writing a snapshot": {

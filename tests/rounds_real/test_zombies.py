@@ -25,7 +25,7 @@ def objects(place: Place, run_id: str) -> dict[str, bytes]:
     return {
         key: bytes(place.store.get(key))
         for key in place.store.list(keys.prefix)
-        if not key.startswith(keys.events_prefix())
+        if not key.startswith((keys.events_prefix(), keys.metrics_prefix()))
     }
 
 

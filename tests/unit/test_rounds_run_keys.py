@@ -12,6 +12,8 @@ from atoll.stores.base import check_key
 KEYS = RunKeys("exp-1")
 whole = st.integers(min_value=0, max_value=10**12)
 
+PARTY = "ab" * 8
+
 
 def test_names_are_the_documented_ones() -> None:
     assert KEYS.run() == "runs/exp-1/run.json"
@@ -98,8 +100,8 @@ def test_round_names_parse_back(round_no: int, rank: int, other: int) -> None:
 def test_every_round_name_is_a_valid_key_of_its_run_and_none_equals_another() -> None:
     names = [
         ROUNDS.agreement(), ROUNDS.claim(1, 2), ROUNDS.departure(1, 2), ROUNDS.offer(1, 2, 3), ROUNDS.commit(1),
-        ROUNDS.update(1, 2, 3, 4), ROUNDS.mean(1, 2), ROUNDS.snapshot(1), ROUNDS.blob(1, "ab" * 16, 2), ROUNDS.ack(1),
-        ROUNDS.events(1, 2, 3), ROUNDS.metrics(1, 2, 3),
+        ROUNDS.update(1, 2, 3, 4), ROUNDS.mean(1, PARTY, 2), ROUNDS.snapshot(1), ROUNDS.blob(1, PARTY, 2),
+        ROUNDS.ack(1), ROUNDS.events(1, 2, 3), ROUNDS.metrics(1, 2, 3),
     ]  # fmt: skip
     assert len(set(names)) == len(names)
     for name in names:
@@ -109,7 +111,9 @@ def test_every_round_name_is_a_valid_key_of_its_run_and_none_equals_another() ->
 def test_what_belongs_to_a_round_lies_under_it_and_records_do_not() -> None:
     under = ROUNDS.round_prefix(7)
     assert ROUNDS.offer(7, 0, 0).startswith(ROUNDS.offers_prefix(7))
-    assert all(key.startswith(under) for key in (ROUNDS.offer(7, 0, 0), ROUNDS.update(7, 0, 0, 0), ROUNDS.mean(7, 0)))
+    assert all(
+        key.startswith(under) for key in (ROUNDS.offer(7, 0, 0), ROUNDS.update(7, 0, 0, 0), ROUNDS.mean(7, PARTY, 0))
+    )
     assert not ROUNDS.commit(7).startswith(ROUNDS.rounds_prefix())
 
 

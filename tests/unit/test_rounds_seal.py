@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from atoll.errors import CorruptUpdate, InternalError
-from atoll.rounds.chunks import mean_header, open_chunk, seal_chunk, update_header
+from atoll.rounds.chunks import MeanName, open_chunk, seal_chunk, update_header
 from atoll.rounds.layout import Grid, Layout
 from atoll.rounds.offers import Offer
 from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Rejection, Snapshot
@@ -32,11 +32,11 @@ def joined(parts: list[memoryview]) -> bytes:
 def samples() -> dict[str, tuple[bytes, Callable[[bytes], object]]]:
     """One sealed object of every kind, and how it is opened."""
     header = update_header(OFFER, GRID, 0)
-    mean = mean_header(COMMIT, LAYOUT.hash, "fp32", GRID, 1)
+    mean = MeanName("run", 3, 0, "ab" * 8, LAYOUT.hash, "fp32", GRID, 1)
     agreement = Agreement("run", 3, (LAYOUT,), 1024, "fp32", "fp32", {"lr": 0.7}, BLOB)
     return {
         "update": (joined(seal_chunk(header, [VALUES.data.cast("B")])), lambda data: open_chunk(data, header)),
-        "mean": (joined(seal_chunk(mean, [VALUES[:976].data.cast("B")])), lambda data: open_chunk(data, mean)),
+        "mean": (joined(mean.seal(("0" * 16, None), [VALUES[:976].data.cast("B")])), mean.open),
         "offer": (joined(OFFER.seal()), lambda data: Offer.open(data, run_id="run", round_no=3, rank=2, slot=0)),
         "commit": (COMMIT.seal(), Commit.open),
         "agreement": (agreement.seal(), Agreement.open),

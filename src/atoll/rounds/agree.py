@@ -5,14 +5,15 @@ The create is the whole agreement. Everything before it is one observer's guess 
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError
 from atoll.rounds import quorum
 from atoll.rounds.checks import strays
 from atoll.rounds.claims import Standing, fenced, standings
-from atoll.rounds.codec import codec
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Steps
+from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.publish import mend_offer
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.watch import Watch, look, read_commit
@@ -21,15 +22,19 @@ from atoll.rounds.watch import Watch, look, read_commit
 def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
     """Wait until the round is committed, by us or by another; also the offers seen on the way."""
     watch = Watch(member, round_no, fragment, member.io.clock.monotonic())
+    watch.take(own)
     if not member.memory.members:  # the first round here: others may have joined or left before us
         yield from refresh_claims(watch)
-    watch.take(own)
-    if watch.missing() and (first := member.memory.first_delay_s):
+    elif watch.missing() and (first := member.memory.first_delay_s):
         yield from member.io.sleep(first)
     pauses = member.pauses()
     look_back_at = member.tuning.patience_s
     while True:
-        commit = yield from look(watch)
+        # Whoever is first in line reads the claims along the way, and can commit as soon as all are there.
+        looks: list[Steps[Any]] = [look(watch)]
+        if member.rank == min(watch.members) and not watch.has_fresh_claims:
+            looks.append(refresh_claims(watch))
+        commit = (yield Gather(looks, 2))[0]
         if commit is None:
             commit = yield from _act(watch, next(pauses))
         if commit is not None:
@@ -45,6 +50,7 @@ def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tup
 def refresh_claims(watch: Watch) -> Steps[None]:
     """See who has been replaced and who has left. Raises `Fenced` when that is us."""
     member = watch.member
+    began = member.io.clock.monotonic()
     found = dict((yield from standings(member.io, member.keys)))
     held = {offer.rank: offer.incarnation for offer in watch.offers.values()}
     for rank, incarnation in (held | {member.rank: member.claim.incarnation}).items():
@@ -56,6 +62,7 @@ def refresh_claims(watch: Watch) -> Steps[None]:
         elif rank == member.rank:
             raise fenced(member.claim, watch.round_no)
     watch.learn_claims(found)
+    watch.claims_at = began
 
 
 def check_not_behind(member: Member, round_no: int) -> Steps[None]:
@@ -67,15 +74,6 @@ def check_not_behind(member: Member, round_no: int) -> Steps[None]:
     if rounds and round_no not in rounds and max(rounds) > round_no:
         message = f"round {round_no} is over and gone; the others are at round {max(rounds) + 1}"
         raise LeftBehind(message, round_no=round_no, latest=max(rounds))
-
-
-def exchange_mode(member: Member, fragment: int, count: int) -> str:
-    """`whole` when fetching every update costs less time than two more trips to the store, else `scatter`."""
-    if count <= 2:
-        return "whole"
-    size = codec(member.agreement.codec).encoded_bytes(member.layout(fragment).size)
-    saved_bytes = size * (count - 1) * (1 - 2 / count)
-    return "whole" if saved_bytes / member.tuning.bandwidth_bytes_s <= 2 * member.tuning.latency_s else "scatter"
 
 
 def _act(watch: Watch, pause_s: float) -> Steps[Commit | None]:
@@ -110,14 +108,15 @@ def _await_turn(watch: Watch) -> Steps[Commit | None]:
 def _propose(watch: Watch) -> Steps[Commit | None]:
     """Create the commit and read back what stands; None when the claims say that an offer no longer counts."""
     member = watch.member
-    yield from refresh_claims(watch)
+    if not watch.has_fresh_claims:
+        yield from refresh_claims(watch)
     for refused in strays({rank: watch.offers[rank] for rank in watch.arrived}).values():
         watch.reject(refused)
     if not isinstance(watch.decide(), quorum.Commit):
         return None
     proposal = _proposal(watch)
-    yield from member.io.create(member.keys.commit(watch.round_no), proposal.seal())
-    commit = yield from read_commit(member, watch.round_no)
+    is_ours = yield from member.io.create(member.keys.commit(watch.round_no), proposal.seal())
+    commit = proposal if is_ours else (yield from read_commit(member, watch.round_no))
     if commit == proposal:
         yield from _withdraw_if_stale(watch)
         _announce(watch, commit)
@@ -140,6 +139,7 @@ def _withdraw_if_stale(watch: Watch) -> Steps[None]:
 def _proposal(watch: Watch) -> Commit:
     member, offers = watch.member, [watch.offers[rank] for rank in sorted(watch.arrived)]
     left = {rank for rank, standing in watch.claims.items() if standing.has_left}
+    is_holding = any(offer.expected for offer in offers)
     members = {*range(member.agreement.world_size), *watch.members, *watch.claims} - left
     return Commit(
         run_id=member.run_id,
@@ -147,7 +147,7 @@ def _proposal(watch: Watch) -> Commit:
         fragment=watch.fragment,
         previous=member.previous,
         base=max(offer.base for offer in offers),
-        mode=exchange_mode(member, watch.fragment, len(offers)),
+        mode="scatter" if is_holding else member.exchange_mode(watch.fragment, len(offers)),
         contributions=tuple(
             Contribution(o.rank, o.incarnation, o.attempt, o.slot, o.digest, o.weight, o.norm) for o in offers
         ),

@@ -1,90 +1,99 @@
 """Averaging what was committed: scatter-reduce on the fixed chunk grid, or each for itself where that is cheaper.
 
-Chunk i of the mean is computed and published by the (i mod n)-th committed rank. Nobody depends on it: a chunk that
-does not come in time is computed by whoever misses it, and comes out the same. Nothing unverified is added up.
+Chunk i of the mean is computed and published by the (i mod n)-th rank of the party, and whatever was published first
+stands. A chunk that does not come in time is computed by whoever misses it, from what is in the store: all of it, or
+all but what its owner kept to itself and took along when it died. Nothing unverified is added up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind
-from atoll.rounds.chunks import inline_chunk, mean_header, open_chunk, seal_chunk, update_header
+from atoll.errors import CorruptUpdate, LeftBehind
+from atoll.rounds.chunks import Encoded, MeanChunk
 from atoll.rounds.codec import F32, codec
-from atoll.rounds.layout import Grid
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Gather, Steps
+from atoll.rounds.ops import Discard, Gather, Steps
+from atoll.rounds.parts import Averaging, Foreseen, contribution_of, fetch_offers, joined, offer_of, read_part, release
 from atoll.rounds.publish import mend_offer
-from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
-from atoll.rounds.seal import checksum
-from atoll.rounds.vectors import Sink, Source
+from atoll.rounds.vectors import Room
 from atoll.stores.base import Buffer
 
 
-@dataclass
-class Averaging:
-    """One replica's work on the mean of one commit."""
+@dataclass(frozen=True)
+class Reduced:
+    """The mean of a chunk: its values, how they are published, and what they were made of."""
 
-    member: Member
-    commit: Commit
-    sink: Sink
-    own: Offer | None = None
-    source: Source | None = None
-    """Our own update, still in memory; spares reading it back, and heals chunks that went bad in the store."""
-    deadline_s: float = 1800.0
-    offers: dict[int, Offer] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.grid: Grid = self.member.grid(self.commit.fragment)
-        self.began = self.member.io.clock.monotonic()
-        self.coefficients = Coefficients.of(self.commit.weights)
-
-    @property
-    def time_left_s(self) -> float:
-        return self.deadline_s - (self.member.io.clock.monotonic() - self.began)
+    values: F32
+    encoded: list[Buffer]
+    parts: tuple[str | None, ...]
 
 
 def average(work: Averaging) -> Steps[None]:
     """Fill the sink with the mean of the commit."""
-    yield from _fetch_offers(work)
-    width = work.member.tuning.width
+    yield from fetch_offers(work)
     chunks = range(len(work.grid))
+    width = work.member.side_by_side(len(work.party.seats))
     if work.commit.mode == "whole":
-        yield Gather([_reduce(work, i, is_published=False) for i in chunks], width)
+        yield Gather([_own(work, i) for i in chunks], width)
         return
+    yield Gather([release(work, i) for i in chunks if _must_release(work, i)], work.member.connections)
     # Asking for the others' chunks before one's own are done would only find them missing.
-    yield Gather([_own(work, i) for i in chunks if work.commit.owner(i) == work.member.rank], width)
-    yield Gather([_fetch(work, i) for i in chunks if work.commit.owner(i) != work.member.rank], width)
+    yield Gather([_own(work, i) for i in chunks if work.party.owner(i) == work.member.rank], width)
+    yield Gather([_fetch(work, i) for i in chunks if work.party.owner(i) != work.member.rank], work.member.connections)
+    if work.own is not None:
+        yield from _discard(work, work.own)
 
 
 def _own(work: Averaging, chunk: int) -> Steps[None]:
-    """Average a chunk and publish it; if a contribution is bad, its owner may still publish the chunk for us."""
+    """Average a chunk; if a contribution is bad, its owner may still publish the mean of it for us."""
+    foreseen = work.foreseen.pop(chunk, None)
+    if foreseen is not None and _came_true(work, foreseen, chunk):
+        if foreseen.values is not None:
+            work.sink.write(work.grid.span(chunk)[0], foreseen.values)
+        return
+    if work.commit.mode == "whole":
+        reduced = yield from _reduce(work, chunk)
+        work.sink.write(work.grid.span(chunk)[0], reduced.values)
+        return
     try:
-        yield from _reduce(work, chunk, is_published=True)
+        if (yield from _publish(work, chunk)):
+            return
     except CorruptUpdate as exc:
         yield from _fetch(work, chunk, exc)
+        return
+    yield from _fetch(work, chunk)
+
+
+def _came_true(work: Averaging, foreseen: Foreseen, chunk: int) -> bool:
+    return foreseen.party == work.party.id and _fits(work, foreseen.parts, chunk)
+
+
+def _fits(work: Averaging, parts: tuple[str | None, ...], chunk: int) -> bool:
+    """Every part is of the update its offer announced; what was left out and what we cannot tell does no harm."""
+    if len(parts) != len(work.party.seats):
+        return False
+    told = ((part, work.offers.get(seat.rank)) for part, seat in zip(parts, work.party.seats, strict=True))
+    return all(part is None or offer is None or part == offer.chunks[chunk] for part, offer in told)
 
 
 def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) -> Steps[None]:
     """Take a chunk of the mean from the store, or compute it when that takes too long."""
     member = work.member
-    patience_s = member.tuning.patience_s
     pauses = member.pauses()
     waited_s = 0.0
     while True:
-        values = yield from _published(work, chunk)
-        if values is not None:
-            work.sink.write(work.grid.span(chunk)[0], values)
+        stands = yield from _published(work, chunk)
+        if stands is not None:
+            _deliver(work, chunk, stands.payload)
             return
-        if waited_s >= patience_s:
-            if work.own is not None:
-                yield from mend_offer(member, work.own)
+        if waited_s >= member.tuning.patience_s:
+            yield from _mend(work, chunk)
             try:
-                yield from _reduce(work, chunk, is_published=True)
-                return
+                if (yield from _publish(work, chunk)):
+                    return
             except CorruptUpdate as exc:
                 trouble = exc
             waited_s = 0.0
@@ -92,7 +101,7 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
             raise trouble or CorruptUpdate(
                 f"chunk {chunk} of the mean did not come in {work.deadline_s:g} s",
                 round_no=work.commit.round_no,
-                rank=work.commit.owner(chunk),
+                rank=work.party.owner(chunk),
                 check="missing",
             )
         pause = min(next(pauses), max(0.0, work.time_left_s))
@@ -100,129 +109,125 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
         waited_s += pause
 
 
-def _published(work: Averaging, chunk: int) -> Steps[F32 | None]:
+def _mend(work: Averaging, chunk: int) -> Steps[None]:
+    """See that what others need of us for a chunk can be read, and write it again if not."""
+    if work.own is None:
+        return
+    yield from mend_offer(work.member, work.own)
+    if work.own.inline is not None or work.own.is_held(chunk):
+        return
+    try:
+        yield from read_part(work, work.own, chunk)
+    except (CorruptUpdate, LeftBehind):
+        yield from release(work, chunk)
+
+
+def _publish(work: Averaging, chunk: int) -> Steps[bool]:
+    """Average a chunk and create it; False when another one stands, which then is the one to take."""
+    reduced = yield from _reduce(work, chunk)
+    sealed = work.name(chunk).seal(reduced.parts, reduced.encoded)
+    if not (yield from work.member.io.create(work.key(chunk), sealed)):
+        if None in reduced.parts or (yield from _published(work, chunk)) is not None:
+            return False
+        yield from work.member.io.put(work.key(chunk), sealed)  # what stands cannot be read: the same bytes again
+    work.sink.write(work.grid.span(chunk)[0], reduced.values)
+    return True
+
+
+def _published(work: Averaging, chunk: int) -> Steps[MeanChunk | None]:
     """A chunk of the mean as published, or None while there is no good one."""
-    header = _mean_header(work, chunk)
-    key = work.member.keys.mean(work.commit.round_no, chunk)
-    data = yield from work.member.io.probe(key)
+    data = yield from work.member.io.probe(work.key(chunk))
     if data is None:
         return None
     try:
-        return open_chunk(data, header)
+        found = work.name(chunk).open(data)
     except CorruptUpdate:
         return None
+    return found if _fits(work, found.parts, chunk) else None
 
 
-def _reduce(work: Averaging, chunk: int, *, is_published: bool) -> Steps[None]:
+def _deliver(work: Averaging, chunk: int, payload: Buffer) -> None:
+    """Decode a chunk of the mean straight into its place."""
+    began = work.member.io.clock.monotonic()
+    how = codec(work.member.agreement.mean_codec)
+    start, stop = work.grid.span(chunk)
+    room = work.sink.room(start, stop) if isinstance(work.sink, Room) else None
+    if room is None:
+        work.sink.write(start, how.decode(payload, stop - start))
+    else:
+        how.decode_into(payload, room)
+    work.member.io.spend("reduce", began)
+
+
+def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
     """Average one chunk from its contributions, window by window, in rank order."""
     member = work.member
-    accumulator = Accumulator(work.grid.count(chunk), work.coefficients)
-    window = max(1, member.tuning.connections)
-    named = work.commit.contributions
-    for first in range(0, len(named), window):
-        children = [_contribution(work, c, chunk) for c in named[first : first + window]]
-        values: list[F32] = yield Gather(children, window)
+    gone = yield from _left_out(work, chunk)
+    seats = [seat for seat in work.party.seats if seat.rank not in gone]
+    accumulator = Accumulator(work.grid.count(chunk), Coefficients.of([seat.weight for seat in seats]))
+    window = max(1, member.connections - 1)
+    parts: dict[int, str] = {}
+    for first in range(0, len(seats), window):
+        few = seats[first : first + window]
+        found: list[Encoded] = yield Gather([contribution_of(work, seat, chunk) for seat in few], window)
         began = member.io.clock.monotonic()
-        for contribution in values:
-            accumulator.add(contribution)
+        for seat, one in zip(few, found, strict=True):
+            accumulator.add_encoded(codec(member.agreement.codec), one.payload)
+            parts[seat.rank] = one.check
         member.io.spend("reduce", began)
+    reduced = finish(member, accumulator, tuple(parts.get(rank) for rank in work.party.ranks), work.commit.mode)
+    if not is_finite(reduced.values):
+        yield from _blame(work, chunk)
+    return reduced
+
+
+def finish(member: Member, accumulator: Accumulator, parts: tuple[str | None, ...], mode: str) -> Reduced:
+    """The mean as everybody will have it: rounded by its codec if it is published, as it is otherwise."""
+    began = member.io.clock.monotonic()
     mean = accumulator.mean()
+    if mode == "whole":
+        return Reduced(mean, [], parts)
     how = codec(member.agreement.mean_codec)
     encoded = how.encode(mean)
-    decoded = how.decode(_joined(encoded), mean.size)
-    if not is_finite(decoded):
-        yield from _blame(work, chunk)
-    if is_published:
-        sealed = seal_chunk(_mean_header(work, chunk), encoded)
-        yield from member.io.put(member.keys.mean(work.commit.round_no, chunk), sealed)
-    work.sink.write(work.grid.span(chunk)[0], decoded)
+    values = how.decode(joined(encoded), mean.size)
+    member.io.spend("reduce", began)
+    return Reduced(values, encoded, parts)
 
 
-def _contribution(work: Averaging, named: Contribution, chunk: int) -> Steps[F32]:
-    """One rank's values of a chunk, checked against what the commit names."""
-    offer = work.offers.get(named.rank)
-    if offer is None:
-        offer = work.offers[named.rank] = yield from _fetch_offer(work, named)
-    if offer is work.own and work.source is not None:
-        payload = _joined(codec(offer.codec).encode(work.source.read(*work.grid.span(chunk))))
-        if checksum(payload) == offer.chunks[chunk]:  # else the caller changed it since it was published
-            return codec(offer.codec).decode(payload, work.grid.count(chunk))
-    if offer.inline is not None:
-        return inline_chunk(offer, work.grid, chunk)
-    header = update_header(offer, work.grid, chunk)
-    key = work.member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
+def _left_out(work: Averaging, chunk: int) -> Steps[set[int]]:
+    """Ranks whose part of a chunk cannot be had: its owner kept it, and is not there to use it.
 
-    def opened(data: Buffer) -> F32:
-        return open_chunk(data, header, wanted=offer.chunks[chunk])
-
-    try:
-        return (yield from work.member.io.read(key, opened, is_promised=True))
-    except KeyNotFound as exc:
-        raise _gone(work, exc) from exc
+    Where every replica is needed for every round, only the rank itself may give its own part up: when it was started
+    again and its update did not come out the same. Elsewhere anybody may, once the owner had its time.
+    """
+    owner = work.party.owner(chunk)
+    offer = yield from offer_of(work, owner)
+    if not offer.is_held(chunk) or work.is_ours(offer):
+        return set()
+    if owner != work.member.rank and work.member.quorum.is_strict:
+        message = f"rank {owner} keeps its part of chunk {chunk}, which only that rank can average"
+        raise CorruptUpdate(message, round_no=work.commit.round_no, rank=owner, check="missing")
+    return {owner}
 
 
-def _fetch_offers(work: Averaging) -> Steps[None]:
-    """Read the offers the commit names; our own is in memory."""
-    mine = work.commit.contribution(work.member.rank)
-    if work.own is not None and mine is not None and mine.digest == work.own.digest:
-        work.offers[work.own.rank] = work.own
-    else:
-        work.own = None
-    wanted = [c for c in work.commit.contributions if not _is_it(work.offers.get(c.rank), c)]
-    found: list[Offer | None] = yield Gather([_try_offer(work, c) for c in wanted], work.member.tuning.connections)
-    work.offers |= {offer.rank: offer for offer in found if offer is not None}
+def _must_release(work: Averaging, chunk: int) -> bool:
+    """Whether we held back a chunk that turns out to be another's to average."""
+    return work.own is not None and work.own.is_held(chunk) and work.party.owner(chunk) != work.member.rank
 
 
-def _try_offer(work: Averaging, named: Contribution) -> Steps[Offer | None]:
-    """An offer, or None when it cannot be read: the means may still come from those who could."""
-    try:
-        return (yield from _fetch_offer(work, named))
-    except CorruptUpdate:
-        work.offers.pop(named.rank, None)
-        return None
-
-
-def _fetch_offer(work: Averaging, named: Contribution) -> Steps[Offer]:
-    member, round_no = work.member, work.commit.round_no
-    expected = member.expected(work.commit.fragment)
-
-    def opened(data: Buffer) -> Offer:
-        offer = Offer.open(data, run_id=member.run_id, round_no=round_no, rank=named.rank, slot=named.slot)
-        if not _is_it(offer, named) or offer.layout != expected.layout.hash or len(offer.chunks) != len(expected.grid):
-            message = f"the offer of rank {named.rank} is not the one that was committed"
-            raise CorruptUpdate(message, round_no=round_no, rank=named.rank, check="digest")
-        return offer
-
-    try:
-        key = member.keys.offer(round_no, named.rank, named.slot)
-        return (yield from member.io.read(key, opened, is_promised=True))
-    except KeyNotFound as exc:
-        raise _gone(work, exc) from exc
-
-
-def _is_it(offer: Offer | None, named: Contribution) -> bool:
-    return offer is not None and (offer.digest, offer.incarnation) == (named.digest, named.incarnation)
+def _discard(work: Averaging, own: Offer) -> Steps[None]:
+    """Every mean is there, so nobody reads our chunks again."""
+    written = [i for i in range(len(work.grid)) if not own.is_held(i)]
+    for chunk in written if own.inline is None else []:
+        yield Discard(work.member.keys.update(own.round_no, own.rank, own.incarnation, chunk))
 
 
 def _blame(work: Averaging, chunk: int) -> Steps[None]:
     """Find out whose values are not finite, and say so."""
-    for named in work.commit.contributions:
-        if not is_finite((yield from _contribution(work, named, chunk))):
-            message = f"the update of rank {named.rank} has values that are not finite, in chunk {chunk}"
-            raise CorruptUpdate(message, round_no=work.commit.round_no, rank=named.rank, check="finite")
+    count = work.grid.count(chunk)
+    for seat in work.party.seats:
+        found = yield from contribution_of(work, seat, chunk)
+        if not is_finite(codec(work.member.agreement.codec).decode(found.payload, count)):
+            message = f"the update of rank {seat.rank} has values that are not finite, in chunk {chunk}"
+            raise CorruptUpdate(message, round_no=work.commit.round_no, rank=seat.rank, check="finite")
     raise CorruptUpdate(f"the mean overflows in chunk {chunk}", round_no=work.commit.round_no, check="finite")
-
-
-def _joined(parts: list[Buffer]) -> Buffer:
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _gone(work: Averaging, exc: KeyNotFound) -> LeftBehind:
-    message = f"round {work.commit.round_no} was retired while it was being read: {exc.key}"
-    return LeftBehind(message, round_no=work.commit.round_no, latest=work.commit.round_no)
-
-
-def _mean_header(work: Averaging, chunk: int) -> dict[str, Any]:
-    member, commit = work.member, work.commit
-    layout = member.layout(commit.fragment).hash
-    return mean_header(commit, layout, member.agreement.mean_codec, work.grid, chunk)

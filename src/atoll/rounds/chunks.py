@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import CorruptUpdate
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.layout import Grid
 from atoll.rounds.offers import Offer
-from atoll.rounds.records import Commit
+from atoll.rounds.records import text
 from atoll.rounds.seal import checksum, open_frame, seal_frame
 from atoll.stores.base import Buffer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The bytes of a chunk as its codec wrote them, checked, where they lie."""
+
+    payload: Buffer
+    check: str
+    """XXH3-64 of the payload."""
+    weight: float = 0.0
 
 
 def update_header(offer: Offer, grid: Grid, chunk: int) -> dict[str, Any]:
@@ -25,20 +37,7 @@ def update_header(offer: Offer, grid: Grid, chunk: int) -> dict[str, Any]:
         "attempt": offer.attempt,
         "layout": offer.layout,
         "codec": offer.codec,
-        **_place(grid, chunk),
-    }
-
-
-def mean_header(commit: Commit, layout: str, codec_name: str, grid: Grid, chunk: int) -> dict[str, Any]:
-    """The header of a chunk of the mean of a commit."""
-    return {
-        "kind": "mean",
-        "run": commit.run_id,
-        "round": commit.round_no,
-        "fragment": commit.fragment,
-        "commit": commit.digest,
-        "layout": layout,
-        "codec": codec_name,
+        "weight": offer.weight,
         **_place(grid, chunk),
     }
 
@@ -47,21 +46,29 @@ def seal_chunk(header: dict[str, Any], payload: list[Buffer]) -> list[memoryview
     return seal_frame(header, payload)
 
 
-def open_chunk(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> F32:
-    """The values of a chunk whose header is exactly `header`, and whose checksum is `wanted` if that is known."""
+def open_update(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> Encoded:
+    """A chunk whose header is `header` as far as that goes, and whose checksum is `wanted` if that is known."""
     frame = open_frame(data, kind=header["kind"])
-    found = dict(frame.header)
-    check = found.pop("xxh3")
-    if found != header:
-        odd = sorted(name for name in {*found, *header} if found.get(name) != header.get(name))
+    found = frame.header
+    odd = sorted(name for name in header if found.get(name) != header[name])
+    if odd:
         raise _corrupt(header, f"differs in {', '.join(odd)}", "identity")
-    if wanted is not None and check != wanted:
+    if wanted is not None and found["xxh3"] != wanted:
         raise _corrupt(header, "is not the one that was announced", "digest")
-    return codec(header["codec"]).decode(frame.payload, header["count"])
+    if len(frame.payload) != codec(header["codec"]).encoded_bytes(header["count"]):
+        raise _corrupt(header, f"has a payload of {len(frame.payload)} bytes", "length")
+    weight = found.get("weight")
+    return Encoded(frame.payload, found["xxh3"], float(weight) if isinstance(weight, int | float) else 0.0)
 
 
-def inline_chunk(offer: Offer, grid: Grid, chunk: int) -> F32:
-    """The values of a chunk that came with its offer."""
+def open_chunk(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> F32:
+    """The values of such a chunk."""
+    found = open_update(data, header, wanted=wanted)
+    return codec(header["codec"]).decode(found.payload, header["count"])
+
+
+def inline_chunk(offer: Offer, grid: Grid, chunk: int) -> Encoded:
+    """A chunk that came with its offer."""
     assert offer.inline is not None
     how = codec(offer.codec)
     start = how.encoded_bytes(grid.chunk) * chunk
@@ -69,7 +76,55 @@ def inline_chunk(offer: Offer, grid: Grid, chunk: int) -> F32:
     if checksum(payload) != offer.chunks[chunk]:
         message = f"chunk {chunk} of rank {offer.rank} is not the one that was announced"
         raise CorruptUpdate(message, round_no=offer.round_no, rank=offer.rank, check="digest")
-    return how.decode(payload, grid.count(chunk))
+    return Encoded(payload, offer.chunks[chunk], offer.weight)
+
+
+@dataclass(frozen=True)
+class MeanChunk:
+    """A chunk of the mean: its bytes, and the checksum of each part in it, or None for a part that was left out."""
+
+    payload: Buffer
+    parts: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class MeanName:
+    """What a chunk of the mean must say of itself."""
+
+    run_id: str
+    round_no: int
+    fragment: int
+    party: str
+    layout: str
+    codec: str
+    grid: Grid
+    chunk: int
+
+    def header(self) -> dict[str, Any]:
+        return {
+            "kind": "mean",
+            "run": self.run_id,
+            "round": self.round_no,
+            "fragment": self.fragment,
+            "party": self.party,
+            "layout": self.layout,
+            "codec": self.codec,
+            **_place(self.grid, self.chunk),
+        }
+
+    def seal(self, parts: Sequence[str | None], payload: list[Buffer]) -> list[memoryview]:
+        return seal_frame({**self.header(), "parts": list(parts)}, payload)
+
+    def open(self, data: Buffer) -> MeanChunk:
+        header = self.header()
+        frame = open_frame(data, kind="mean")
+        odd = sorted(name for name in header if frame.header.get(name) != header[name])
+        parts = frame.header.get("parts")
+        if odd or not isinstance(parts, list):
+            raise _corrupt(header, f"differs in {', '.join(odd or ['parts'])}", "identity")
+        if len(frame.payload) != codec(self.codec).encoded_bytes(self.grid.count(self.chunk)):
+            raise _corrupt(header, f"has a payload of {len(frame.payload)} bytes", "length")
+        return MeanChunk(frame.payload, tuple(None if part is None else text(part) for part in parts))
 
 
 def _place(grid: Grid, chunk: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.rounds.allocator import keep_freed_memory
 from atoll.rounds.codec import F32
 from atoll.rounds.drive import Driver
 from atoll.rounds.exchange import RoundOutcome
@@ -71,10 +72,11 @@ class RoundClient:
         **options: Any,
     ) -> None:
         """`options` are those of `RoundProtocol`: attempt, codec_name, mean_codec, chunk, quorum, settings, lease_s."""
+        keep_freed_memory()
         tuning = tuning or Tuning()
         self._clock = clock
         self._protocol = RoundProtocol(run_id, rank, world_size, layouts=layouts, tuning=tuning, clock=clock, **options)
-        self._drive = Driver(with_patience(store, tuning.retry_s), clock, connections=tuning.connections)
+        self._drive = Driver(with_patience(store, tuning.retry_s), clock)
 
     @property
     def agreement(self) -> Agreement:

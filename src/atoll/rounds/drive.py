@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from atoll._time import Clock
-from atoll.rounds.ops import Create, Delete, Gather, Get, List, Op, Put, Request, Sleep, Steps
-from atoll.stores.base import Store
+from atoll.rounds.ops import Create, Delete, Discard, Gather, Get, List, Op, Put, Request, Sleep, Steps
+from atoll.stores.base import Recycling, Store
 
 T = TypeVar("T")
+_MANY = 1024
+"""Threads start only when they are needed, so this is no cost."""
 
 
 def answer(store: Store, request: Request) -> Any:
@@ -27,16 +29,19 @@ def answer(store: Store, request: Request) -> Any:
             return list(store.list(prefix))
         case Delete(key):
             return store.delete(key)
+        case Discard(key):
+            return store.delete(key) if isinstance(store, Recycling) and store.recycles else None
 
 
 class Driver:
     """Runs protocols to their end, blocking; several threads may each run one.
 
-    Two pools, because a child that gathers in turn would otherwise wait for the very threads it fills.
+    One pool for each depth of gathering, and none with a limit that could be reached: a child that waits for others
+    must never keep the thread that one of them needs. How much goes on at once is the protocol's own choice.
     """
 
-    def __init__(self, store: Store, clock: Clock, *, connections: int = 8) -> None:
-        self._store, self._clock, self._connections = store, clock, max(1, connections)
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
         self._pools: list[ThreadPoolExecutor] = []
         self._lock = threading.Lock()
 
@@ -71,41 +76,30 @@ class Driver:
         return answer(self._store, op)
 
     def _gather(self, op: Gather, depth: int) -> list[Any]:
-        assert depth < 2, "a child of a child gathers no further"
-        if len(op.children) == 1 or op.width == 1 or self._connections == 1:
+        if len(op.children) == 1 or op.width == 1:
             return [self._run(child, depth + 1) for child in op.children]
         pool = self._pool(depth)
+        started: list[Future[Any]] = []
+        running: set[Future[Any]] = set()
         waiting = iter(op.children)
-        running: list[Future[Any]] = []
-        results: list[Any] = []
-        error: BaseException | None = None
         for child in waiting:
-            running.append(pool.submit(self._run, child, depth + 1))
+            future = pool.submit(self._run, child, depth + 1)
+            started.append(future)
+            running.add(future)
             if len(running) >= op.width:
-                error = _take(running, results)
-                if error is not None:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                if any(each.exception() is not None for each in done):
                     break
         for child in waiting:
             child.close()
-        while running:
-            error = _take(running, results, error)
-        if error is not None:
-            raise error
-        return results
+        wait(running)
+        return [each.result() for each in started]
 
     def _pool(self, depth: int) -> ThreadPoolExecutor:
         with self._lock:
             while len(self._pools) <= depth:
-                self._pools.append(ThreadPoolExecutor(self._connections, thread_name_prefix="atoll-round"))
+                self._pools.append(ThreadPoolExecutor(_MANY, thread_name_prefix="atoll-round"))
             return self._pools[depth]
-
-
-def _take(running: list[Future[Any]], results: list[Any], error: BaseException | None = None) -> BaseException | None:
-    """Wait for the oldest child; return the first error so far."""
-    failure = (first := running.pop(0)).exception()
-    if failure is None:
-        results.append(first.result())
-    return error or failure
 
 
 def _sender(steps: Steps[Any], reply: Any) -> Callable[[], Op]:

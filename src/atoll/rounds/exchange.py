@@ -1,4 +1,10 @@
-"""One round from end to end: publish, agree, average. Late replicas skip to the average of what was committed."""
+"""One round from end to end: publish, agree, average, as much of it side by side as can be.
+
+    upload ──> offer ──> offers of the others ──> commit ──> means of the others
+       └─> their chunks as they land ──> our means ──────────┘
+
+Late replicas skip to the average of what was committed.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,18 @@ from dataclasses import dataclass
 
 from atoll.errors import CorruptUpdate, LeftBehind
 from atoll.rounds.agree import agree
-from atoll.rounds.average import Averaging, average
+from atoll.rounds.anticipate import anticipate
+from atoll.rounds.average import average
 from atoll.rounds.claims import check_rank
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
-from atoll.rounds.publish import publish
+from atoll.rounds.parts import Averaging
+from atoll.rounds.publish import announce, upload
 from atoll.rounds.records import Commit
 from atoll.rounds.requests import Counters
-from atoll.rounds.vectors import Sink, Source
+from atoll.rounds.turn import Turn
+from atoll.rounds.vectors import Sink, Source, are_separate
 from atoll.rounds.watch import read_commit
 
 
@@ -24,7 +33,7 @@ class RoundOutcome:
 
     commit: Commit
     is_included: bool
-    """Whether this process's own update is part of the mean; error feedback subtracts only then."""
+    """Whether this replica's update is part of the mean; error feedback subtracts only then."""
     counters: Counters
     """Requests, bytes and seconds by phase of this round."""
     seconds: float
@@ -50,36 +59,67 @@ def exchange(
     member: Member, round_no: int, fragment: int, source: Source, weight: float, base: str, sink: Sink
 ) -> Steps[RoundOutcome]:
     """Contribute `source` to a round and fill `sink` with the mean of what was committed."""
-    before, began = member.io.counters.copy(), member.io.clock.monotonic()
-    _, commit = yield Gather(
-        [check_rank(member.io, member.keys, member.claim, round_no), read_commit(member, round_no)], 2
-    )
-    own: Offer | None = None
-    offers: dict[int, Offer] = {}
-    if commit is None:
-        own = yield from publish(member, round_no, fragment, source, weight, base)
-        commit, offers = yield from agree(member, round_no, fragment, own)
-    else:
-        member.events.add("late", round_no, rank=member.rank)
+    before, began = member.io.counted(), member.io.clock.monotonic()
+    turn = Turn(member, round_no, fragment, source, sink, weight, base, are_separate(source, sink))
+    own_digest, _ = yield Gather([_take_part(turn), anticipate(turn)], 2)
+    commit = turn.commit
+    assert commit is not None
     check_belongs(member, commit)
-    yield from average(Averaging(member, commit, sink, own, source, member.quorum.deadline_s, offers))
-    yield from _settle(member, commit)
+    work = Averaging(member, commit, sink, turn.own, own_digest, source, turn.offers, turn.foreseen)
+    yield Gather([average(work), member.events.flush(member.io)], 2)
+    _settle(member, commit)
     mine = commit.contribution(member.rank)
-    is_included = own is not None and mine is not None and mine.incarnation == own.incarnation
-    counters = member.io.counters.since(before)
-    return RoundOutcome(commit, is_included, counters, member.io.clock.monotonic() - began)
+    is_included = mine is not None and mine.digest == own_digest
+    return RoundOutcome(commit, is_included, member.io.counted().since(before), member.io.clock.monotonic() - began)
+
+
+def _take_part(turn: Turn) -> Steps[str]:
+    """Publish and agree, or find that the round is over; the digest of our update."""
+    try:
+        offer = yield from _publish(turn)
+        if turn.commit is None:
+            turn.own = yield from announce(turn.member, offer)
+            turn.commit, turn.offers = yield from agree(turn.member, turn.round_no, turn.fragment, turn.own)
+        else:
+            turn.member.events.add("late", turn.round_no, rank=turn.member.rank)
+        turn.member.memory.is_late = turn.own is None
+        return offer.digest
+    finally:
+        turn.is_over = True
+
+
+def _publish(turn: Turn) -> Steps[Offer]:
+    """Write the update and look whether the round is still to come; for a replica that lags behind, look first."""
+    member, io = turn.member, turn.member.io
+    asked = io.clock.monotonic()
+    looks = [_look(turn, asked), check_rank(io, member.keys, member.claim, turn.round_no), io.timeline.flush(io)]
+    if not member.memory.is_late:
+        offer, *_ = yield Gather([upload(member, turn.draft, turn.source), *looks], 4)
+        return _as_offer(offer)
+    yield Gather(looks, 3)
+    return (yield from upload(member, turn.draft, turn.source, is_dry=turn.commit is not None))
+
+
+def _look(turn: Turn, asked: float) -> Steps[None]:
+    turn.commit = yield from read_commit(turn.member, turn.round_no)
+    turn.member.memory.trips.append(turn.member.io.clock.monotonic() - asked)
+
+
+def _as_offer(value: object) -> Offer:
+    assert isinstance(value, Offer)
+    return value
 
 
 def replay(member: Member, round_no: int, sink: Sink) -> Steps[RoundOutcome | None]:
     """Take in a round that was committed without us; None when it is not committed yet."""
-    before, began = member.io.counters.copy(), member.io.clock.monotonic()
+    before, began = member.io.counted(), member.io.clock.monotonic()
     commit = yield from read_commit(member, round_no)
     if commit is None:
         return None
     check_belongs(member, commit)
-    yield from average(Averaging(member, commit, sink, deadline_s=member.quorum.deadline_s))
-    yield from _settle(member, commit)
-    return RoundOutcome(commit, False, member.io.counters.since(before), member.io.clock.monotonic() - began)
+    yield Gather([average(Averaging(member, commit, sink)), member.events.flush(member.io)], 2)
+    _settle(member, commit)
+    return RoundOutcome(commit, False, member.io.counted().since(before), member.io.clock.monotonic() - began)
 
 
 def check_belongs(member: Member, commit: Commit) -> None:
@@ -97,7 +137,6 @@ def check_belongs(member: Member, commit: Commit) -> None:
         raise CorruptUpdate(message, round_no=commit.round_no, rank=first.rank, check=first.check)
 
 
-def _settle(member: Member, commit: Commit) -> Steps[None]:
+def _settle(member: Member, commit: Commit) -> None:
     member.memory.learn(commit)
     member.previous = commit.digest
-    yield from member.events.flush(member.io)

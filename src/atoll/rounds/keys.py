@@ -204,9 +204,9 @@ class RoundKeys:
         who = f"{number(rank, 5)}.{number(incarnation, 5)}"
         return f"{self.round_prefix(round_no)}update/{who}/{number(chunk, 6)}"
 
-    def mean(self, round_no: int, chunk: int) -> str:
-        """One chunk of the average of what was committed."""
-        return f"{self.round_prefix(round_no)}mean/{number(chunk, 6)}"
+    def mean(self, round_no: int, party: str, chunk: int) -> str:
+        """One chunk of the average of a party's updates; created once."""
+        return f"{self.round_prefix(round_no)}mean/{_checked_digest(party)}/{number(chunk, 6)}"
 
     def commits_prefix(self) -> str:
         return f"{self.prefix}commits/"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from atoll._time import backoff
 from atoll.rounds.checks import Expected
+from atoll.rounds.codec import codec
 from atoll.rounds.events import EventLog
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid, Layout
@@ -16,6 +17,9 @@ from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Agreement, Claim, Commit
 from atoll.rounds.requests import Requests
 
+_CONNECTIONS = ((0.005, 4), (0.03, 16))
+"""Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
+_MOST_CONNECTIONS = 32
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
@@ -24,10 +28,12 @@ AWAY_AFTER = 2
 class Tuning:
     """Settings of one replica that need not be equal everywhere."""
 
-    width: int = 4
-    """Chunks in work at once."""
-    connections: int = 8
-    """Requests in flight for one chunk."""
+    connections: int | None = None
+    """Bulk requests in flight at once; also how many chunks are in memory. None: few where the store answers at once
+    and more where it takes its time, as measured."""
+    hold_back: bool = True
+    """Do not upload the chunks we expect to average ourselves: their mean is enough. Saves 1/n of the upload. With
+    False everything that was averaged is in the store, for `atoll verify` to do all of the arithmetic again."""
     poll_first_s: float = 0.02
     poll_cap_s: float = 2.0
     list_from: int = 13
@@ -36,6 +42,8 @@ class Tuning:
     """How long each rank lets the one before it write the commit."""
     patience_s: float = 20.0
     """How long to wait for a chunk of the mean before computing it oneself."""
+    claims_age_s: float = 2.0
+    """A commit is made on claims read no longer ago than this, or after the offers."""
     inline_bytes: int = 1 << 18
     """Updates up to this size travel inside their offer."""
     latency_s: float = 0.1
@@ -58,14 +66,26 @@ class Memory:
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     absences: dict[int, int] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
+    incarnations: dict[int, int] = field(default_factory=dict)
+    """Of those who took part in the last round."""
+    trips: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    """Seconds that small requests took."""
+    is_late: bool = True
+    """The last round was over when we came, or there was none: better look before uploading."""
 
     def learn(self, commit: Commit) -> None:
         """Take in a commit, once."""
         self.members = {*commit.members, *commit.ranks}
+        self.incarnations = {c.rank: c.incarnation for c in commit.contributions}
         norms = self.norms.setdefault(commit.fragment, deque(maxlen=16))
         norms.append(statistics.median(c.norm for c in commit.contributions))
         for rank in self.members:
             self.absences[rank] = 0 if rank in commit.ranks else self.absences.get(rank, 0) + 1
+
+    def expected(self, rank: int, incarnation: int) -> dict[int, int]:
+        """Rank → incarnation of everybody, if the last round had everybody and us among them; else empty."""
+        known = self.incarnations
+        return known if self.members == set(known) and known.get(rank) == incarnation and not self.is_late else {}
 
     @property
     def away(self) -> set[int]:
@@ -99,6 +119,27 @@ class Member:
     @property
     def run_id(self) -> str:
         return self.agreement.run_id
+
+    @property
+    def connections(self) -> int:
+        """Bulk requests in flight at once."""
+        if self.tuning.connections is not None:
+            return max(1, self.tuning.connections)
+        trip_s = min(self.memory.trips, default=0.0)
+        wanted = next((few for limit_s, few in _CONNECTIONS if trip_s < limit_s), _MOST_CONNECTIONS)
+        return max(wanted, min(len(self.memory.members), _MOST_CONNECTIONS))
+
+    def side_by_side(self, parts: int) -> int:
+        """Chunks to average at once, each with a request for each of its parts and a sum."""
+        return max(1, self.connections // max(1, parts))
+
+    def exchange_mode(self, fragment: int, count: int) -> str:
+        """`whole` when fetching every update costs less time than two more trips to the store, else `scatter`."""
+        if count <= 2:
+            return "whole"
+        size = codec(self.agreement.codec).encoded_bytes(self.layout(fragment).size)
+        saved_bytes = size * (count - 1) * (1 - 2 / count)
+        return "whole" if saved_bytes / self.tuning.bandwidth_bytes_s <= 2 * self.tuning.latency_s else "scatter"
 
     def pauses(self) -> Iterator[float]:
         """Jittered, growing pauses between looks at the store."""

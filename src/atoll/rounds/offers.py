@@ -1,6 +1,7 @@
 """An offer announces one rank's update: what it is, what it weighs, and the checksum of every chunk.
 
 It is written after the chunks it names, so whoever reads it can read them. A small update travels inside its offer.
+The chunks that a rank expects to average itself may be held back: nobody else needs them, and their mean is published.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ class Offer:
     slot: int = 0
     inline: memoryview | None = None
     """The encoded chunks, one after the other, when they travel with the offer."""
+    expected: tuple[int, ...] = ()
+    """The ranks that were expected to take part, if the chunks that are our own among them were held back."""
+
+    def is_held(self, chunk: int) -> bool:
+        """Whether a chunk was not in the store when this was written."""
+        return bool(self.expected) and self.expected[chunk % len(self.expected)] == self.rank
 
     @property
     def digest(self) -> str:
@@ -60,6 +67,7 @@ class Offer:
             "norm": self.norm,
             "chunks": list(self.chunks),
             "inline": self.inline is not None,
+            "expected": list(self.expected),
             "withdrawn": None if self.withdrawn is None else [self.withdrawn.check, self.withdrawn.detail],
         }
         return seal_frame(header, [] if self.inline is None else [self.inline])
@@ -88,5 +96,6 @@ class Offer:
             texts(member(h, "chunks", list)),
             None if said is None else Rejection(rank, *texts(said)),
             slot,
+            expected=tuple(whole(rank) for rank in member(h, "expected", list)),
         )
         return replace(offer, inline=frame.payload) if h.get("inline") is True else offer

@@ -48,6 +48,13 @@ class Delete:
 
 
 @dataclass(frozen=True)
+class Discard:
+    """Nobody needs this object any more: a store that can use its space again takes it, others do nothing."""
+
+    key: str
+
+
+@dataclass(frozen=True)
 class Sleep:
     seconds: float
 
@@ -56,14 +63,14 @@ class Sleep:
 class Gather:
     """Run the children side by side, at most `width` at once; answered with their results, in order.
 
-    The first error of a child is raised here, after every child has ended. A child of a child gathers no further.
+    The first error of a child is raised here, after every child has ended.
     """
 
     children: Sequence[Steps[Any]]
     width: int
 
 
-Request: TypeAlias = Get | Put | Create | List | Delete
+Request: TypeAlias = Get | Put | Create | List | Delete | Discard
 Op: TypeAlias = Request | Sleep | Gather
 Steps: TypeAlias = Generator[Op, Any, T]
 """A piece of protocol that ends with a T."""

@@ -16,7 +16,7 @@ from atoll.errors import InternalError, LeftBehind
 from atoll.rounds import claims, retention
 from atoll.rounds import exchange as rounds_exchange
 from atoll.rounds.begin import NO_BLOB, begin
-from atoll.rounds.codec import codec
+from atoll.rounds.codec import codec, recommended_mean
 from atoll.rounds.events import EventLog
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.keys import RoundKeys
@@ -79,7 +79,7 @@ class RoundProtocol:
             tuple(layouts),
             chunk or default_chunk(size),
             codec(codec_name).name,
-            codec(mean_codec or codec_name).name,
+            codec(mean_codec or recommended_mean(codec_name)).name,
             dict(settings or {}),
             NO_BLOB,
         )

@@ -6,6 +6,7 @@ earlier ones belong to incarnations that are over.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import count
 
@@ -23,51 +24,83 @@ from atoll.rounds.seal import checksum
 from atoll.rounds.vectors import Source
 from atoll.stores.base import Buffer
 
+_ROW = 4096
+"""Values summed up in float32 before the sum goes on in float64: short enough to keep four digits of a norm."""
 
-def publish(
-    member: Member, round_no: int, fragment: int, source: Source, weight: float, base: str = ""
-) -> Steps[Offer]:
-    """Write the update and its offer; the offer that stands for this rank comes back."""
-    grid = member.grid(fragment)
+
+def draft_offer(member: Member, round_no: int, fragment: int, weight: float, base: str) -> Offer:
+    """What is known of an update before it is looked at."""
     claim = member.claim
-    draft = Offer(
+    return Offer(
         member.run_id, round_no, fragment, claim.rank, claim.incarnation, claim.attempt, claim.token,
         member.layout(fragment).hash, member.agreement.codec, base, float(weight), 0.0, (),
     )  # fmt: skip
-    if unfit := _unfit(member, fragment, source, weight):
-        return (yield from _announce(member, _withdrawn(draft, unfit)))
-    encoded = codec(draft.codec).encoded_bytes
-    is_small = sum(encoded(grid.count(i)) for i in range(len(grid))) <= member.tuning.inline_bytes
-    children = [_write_chunk(member, draft, source, i, is_inline=is_small) for i in range(len(grid))]
-    written: list[tuple[str, float, list[Buffer]] | None] = yield Gather(children, member.tuning.width)
+
+
+def is_inline(member: Member, fragment: int) -> bool:
+    """Whether updates of this fragment are small enough to travel inside their offer."""
+    encoded = codec(member.agreement.codec).encoded_bytes(member.layout(fragment).size)
+    return encoded <= member.tuning.inline_bytes
+
+
+def upload(member: Member, draft: Offer, source: Source, *, is_dry: bool = False) -> Steps[Offer]:
+    """Encode the update and write every chunk that is not held back; the offer to announce it with.
+
+    `is_dry` writes nothing: for an update that was published before, by a process that is over.
+    """
+    grid = member.grid(draft.fragment)
+    if unfit := _unfit(member, draft.fragment, source, draft.weight):
+        return _withdrawn(draft, unfit)
+    is_small = is_inline(member, draft.fragment)
+    children = [
+        _write_chunk(
+            member, draft, source, i, is_kept=is_small, is_written=not (is_small or is_dry or draft.is_held(i))
+        )
+        for i in range(len(grid))
+    ]
+    written: list[tuple[str, float, list[Buffer]] | None] = yield Gather(children, member.connections)
     done = [chunk for chunk in written if chunk is not None]
     if len(done) < len(written):
-        unfit = Rejection(claim.rank, "finite", "the update has values that are not finite")
-        return (yield from _announce(member, _withdrawn(draft, unfit)))
-    norm = float(np.sqrt(sum(square for _, square, _ in done)))
+        return _withdrawn(draft, Rejection(draft.rank, "finite", "the update has values that are not finite"))
+    norm = math.sqrt(sum(square for _, square, _ in done))
     inline = memoryview(b"".join(part for _, _, parts in done for part in parts)) if is_small else None
-    offer = replace(draft, norm=norm, chunks=tuple(check for check, _, _ in done), inline=inline)
-    return (yield from _announce(member, offer))
+    return replace(draft, norm=norm, chunks=tuple(check for check, _, _ in done), inline=inline)
 
 
 def _write_chunk(
-    member: Member, draft: Offer, source: Source, chunk: int, *, is_inline: bool
+    member: Member, draft: Offer, source: Source, chunk: int, *, is_kept: bool, is_written: bool
 ) -> Steps[tuple[str, float, list[Buffer]] | None]:
     """(checksum, sum of squares, encoded bytes if they are to be kept), or None when a value is not finite."""
     began = member.io.clock.monotonic()
     grid, how = member.grid(draft.fragment), codec(draft.codec)
     values = source.read(*grid.span(chunk))
-    if not is_within(values, how.largest):
+    square = sum_of_squares(values)
+    # No value is larger than the norm, so most of the time the norm says that all of them are within bounds.
+    if not square < how.largest**2 and not is_within(values, how.largest):
         return None
     parts = how.encode(values)
-    square = float(np.add.reduce(np.square(values, dtype=np.float64)))
     check = checksum(*parts)
     member.io.spend("encode", began)
-    if is_inline:
-        return check, square, parts
-    sealed = seal_chunk(update_header(draft, grid, chunk), parts)
-    yield from member.io.put(member.keys.update(draft.round_no, draft.rank, draft.incarnation, chunk), sealed)
-    return check, square, []
+    if is_written:
+        yield from put_chunk(member, draft, chunk, parts)
+    return check, square, parts if is_kept else []
+
+
+def put_chunk(member: Member, offer: Offer, chunk: int, parts: list[Buffer]) -> Steps[None]:
+    """Write one chunk of our update."""
+    sealed = seal_chunk(update_header(offer, member.grid(offer.fragment), chunk), parts)
+    yield from member.io.put(member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk), sealed)
+
+
+def sum_of_squares(values: F32) -> float:
+    """Not finite if a value is not finite. Exact enough for a norm, and one pass at the speed of memory."""
+    rows = values.size // _ROW
+    head, tail = values[: rows * _ROW].reshape(rows, _ROW), values[rows * _ROW :]
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        total = float(np.einsum("ij,ij->i", head, head).sum(dtype=np.float64)) + float(np.einsum("i,i->", tail, tail))
+        if not math.isfinite(total) or total < 1e-30:  # squares of large or small values do not fit in float32
+            total = float(np.square(values, dtype=np.float64).sum())
+    return total
 
 
 def is_within(values: F32, largest: float) -> bool:
@@ -86,7 +119,8 @@ def _unfit(member: Member, fragment: int, source: Source, weight: float) -> Reje
 
 
 def _withdrawn(draft: Offer, why: Rejection) -> Offer:
-    return replace(draft, withdrawn=why, weight=draft.weight if np.isfinite(draft.weight) else 0.0)
+    weight = draft.weight if np.isfinite(draft.weight) else 0.0
+    return replace(draft, withdrawn=why, weight=weight, expected=())
 
 
 def mend_offer(member: Member, offer: Offer) -> Steps[None]:
@@ -98,7 +132,7 @@ def mend_offer(member: Member, offer: Offer) -> Steps[None]:
         yield from member.io.put(key, offer.seal())
 
 
-def _announce(member: Member, offer: Offer) -> Steps[Offer]:
+def announce(member: Member, offer: Offer) -> Steps[Offer]:
     """Create the offer in the first slot that no dead incarnation holds; the one this process made before stands."""
     if offer.withdrawn is not None:
         why = offer.withdrawn

@@ -55,7 +55,7 @@ def retire(member: Member, leases: Leases) -> Steps[int]:
         data, commits = yield from _doomed(member, floor, kept)
     except (KeyNotFound, CorruptUpdate):
         return 0  # another replica is tidying, or a snapshot is not what it should be: keep everything
-    yield Gather([member.io.delete(key) for key in data], member.tuning.connections)
+    yield Gather([member.io.delete(key) for key in data], member.connections)
     for key in commits:  # oldest first: a commit that is there proves that those after it are
         yield from member.io.delete(key)
     if data or commits:

@@ -34,6 +34,15 @@ class Sink(Protocol):
     def write(self, start: int, values: F32) -> None: ...
 
 
+@runtime_checkable
+class Room(Protocol):
+    """A sink that can be written to where it lies."""
+
+    def room(self, start: int, stop: int) -> F32 | None:
+        """The place of the elements `[start, stop)` as one writable array, or None if it is not in one piece."""
+        ...
+
+
 class Parts:
     """Several arrays as one flat vector: both a source and a sink. Arrays must be contiguous and float32."""
 
@@ -58,6 +67,13 @@ class Parts:
             part[a:b] = values[taken : taken + b - a]
             taken += b - a
 
+    def room(self, start: int, stop: int) -> F32 | None:
+        found = self._pieces(start, stop)
+        return found[0][0][found[0][1] : found[0][2]] if len(found) == 1 else None
+
+    def shares_memory(self, other: Parts) -> bool:
+        return any(np.may_share_memory(a, b) for a in self._flat for b in other._flat)
+
     def _pieces(self, start: int, stop: int) -> list[tuple[F32, int, int]]:
         found = []
         for part, end in zip(self._flat, self._ends, strict=True):
@@ -71,3 +87,8 @@ class Parts:
 def as_source(update: Source | NDArray[Any]) -> Source:
     """An array is read as it lies; anything else must be a `Source`."""
     return Parts([np.ascontiguousarray(update, dtype=np.float32)]) if isinstance(update, np.ndarray) else update
+
+
+def are_separate(source: Source, sink: Sink) -> bool:
+    """Whether writing to the sink surely leaves the source as it is."""
+    return isinstance(source, Parts) and isinstance(sink, Parts) and not source.shares_memory(sink)

@@ -15,17 +15,18 @@ import numpy as np
 
 from atoll.errors import ConfigError, CorruptUpdate, KeyNotFound
 from atoll.rounds.blobs import sections
-from atoll.rounds.chunks import inline_chunk, mean_header, open_chunk, update_header
+from atoll.rounds.chunks import MeanName, inline_chunk, open_chunk, update_header
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.codec_bf16 import from_bf16_bits
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid, Layout, numpy_dtype
 from atoll.rounds.offers import Offer
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
+from atoll.rounds.party import Party
 from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Snapshot
 from atoll.rounds.reduce import weighted_mean
 from atoll.rounds.seal import checksum
-from atoll.stores.base import Buffer, Store
+from atoll.stores.base import Buffer, Recycling, Store
 
 T = TypeVar("T")
 
@@ -43,6 +44,10 @@ class Report:
     updates: int = 0
     means: int = 0
     """Published chunks of the mean that were recomputed and compared."""
+    trusted: int = 0
+    """Published chunks whose owner kept its own part of them back: taken as they are."""
+    left_out: int = 0
+    """Parts of updates that are in no mean, because their rank kept them and died."""
     states: int = 0
     """States that replicas or snapshots claimed, recomputed and compared."""
     records: int = 0
@@ -177,25 +182,56 @@ class Verification:
         layout = self._fragments[commit.fragment]
         grid = Grid(layout.size, self._agreement.chunk)
         offers = [self._offer(commit, named, layout, grid) for named in commit.contributions]
-        how = codec(self._agreement.mean_codec)
         result = np.empty(layout.size, dtype=np.float32)
         for chunk in range(len(grid)):
-            mean = weighted_mean((self._chunk(offer, grid, chunk) for offer in offers), commit.weights)
-            rounded = how.decode(b"".join(how.encode(mean)), mean.size)
             start, stop = grid.span(chunk)
-            result[start:stop] = rounded
-            if commit.mode == "scatter":
-                self._compare_mean(commit, layout, grid, chunk, rounded)
+            if commit.mode == "whole":
+                parts = (self._chunk(offer, grid, chunk) for offer in offers)
+                result[start:stop] = weighted_mean(parts, commit.weights)
+            else:
+                result[start:stop] = self._compared_mean(commit, offers, grid, chunk)
         return result
 
-    def _compare_mean(self, commit: Commit, layout: Layout, grid: Grid, chunk: int, ours: F32) -> None:
-        header = mean_header(commit, layout.hash, self._agreement.mean_codec, grid, chunk)
-        theirs = self._read(self._keys.mean(commit.round_no, chunk), lambda data: open_chunk(data, header))
+    def _compared_mean(self, commit: Commit, offers: list[Offer], grid: Grid, chunk: int) -> F32:
+        """A published chunk, compared with the mean of its parts if all of them are in the store."""
+        party, layout = Party.of_commit(commit), self._fragments[commit.fragment]
+        how = codec(self._agreement.mean_codec)
+        name = MeanName(
+            commit.run_id, commit.round_no, commit.fragment, party.id, layout.hash, how.name, grid, chunk
+        )  # fmt: skip
+        found = self._read(self._keys.mean(commit.round_no, party.id, chunk), name.open)
+        theirs = how.decode(found.payload, grid.count(chunk))
+        if len(found.parts) != len(offers) or any(
+            part not in (None, offer.chunks[chunk]) for part, offer in zip(found.parts, offers, strict=True)
+        ):
+            raise Difference(f"round {commit.round_no}, chunk {chunk}: the mean is of other updates than the commit's")
+        used = [offer for part, offer in zip(found.parts, offers, strict=True) if part is not None]
+        self._report.left_out += len(offers) - len(used)
+        parts = [self._part(offer, grid, chunk) for offer in used]
+        values = [part for part in parts if part is not None]
+        if len(values) < len(used):
+            self._report.trusted += 1
+            return theirs
+        mean = weighted_mean(values, [offer.weight for offer in used])
+        self._compare_mean(commit, chunk, theirs, how.decode(b"".join(how.encode(mean)), mean.size))
+        return theirs
+
+    def _compare_mean(self, commit: Commit, chunk: int, theirs: F32, ours: F32) -> None:
         if theirs.tobytes() != ours.tobytes():
             at = int(np.flatnonzero(theirs.view(np.uint32) != ours.view(np.uint32))[0])
             message = f"round {commit.round_no}, chunk {chunk}: the published mean differs first at value {at}"
             raise Difference(f"{message}: {theirs[at]!r} instead of {ours[at]!r}")
         self._report.means += 1
+
+    def _part(self, offer: Offer, grid: Grid, chunk: int) -> F32 | None:
+        """One rank's values; None where the rank kept them, or the store has used their space again."""
+        is_kept = offer.is_held(chunk) or (isinstance(self._store, Recycling) and self._store.recycles)
+        try:
+            return self._chunk(offer, grid, chunk)
+        except KeyNotFound:
+            if not is_kept:
+                raise
+            return None
 
     def _offer(self, commit: Commit, named: Contribution, layout: Layout, grid: Grid) -> Offer:
         who: dict[str, Any] = {
@@ -215,7 +251,7 @@ class Verification:
 
     def _chunk(self, offer: Offer, grid: Grid, chunk: int) -> F32:
         if offer.inline is not None:
-            return inline_chunk(offer, grid, chunk)
+            return codec(offer.codec).decode(inline_chunk(offer, grid, chunk).payload, grid.count(chunk))
         key = self._keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
         header = update_header(offer, grid, chunk)
         return self._read(key, lambda data: open_chunk(data, header, wanted=offer.chunks[chunk]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,6 +31,12 @@ class Watch:
     slots: dict[int, int] = field(default_factory=dict)
     claims: Mapping[int, Standing] = field(default_factory=dict)
     unreadable: dict[int, str] = field(default_factory=dict)
+    claims_at: float = -math.inf
+    """When the claims were last read."""
+
+    @property
+    def has_fresh_claims(self) -> bool:
+        return self.member.io.clock.monotonic() - self.claims_at < self.member.tuning.claims_age_s
 
     @property
     def elapsed_s(self) -> float:
@@ -101,7 +108,7 @@ def look(watch: Watch) -> Steps[Commit | None]:
         }
         wanted = [rank for rank in wanted if (rank, watch.slots.get(rank, 0)) in listed]
     children = [read_commit(member, round_no), *(_look_for(watch, rank) for rank in wanted)]
-    seen: list[Commit | Offer | None] = yield Gather(children, member.tuning.connections)
+    seen: list[Commit | Offer | None] = yield Gather(children, member.connections)
     for offer in seen[1:]:
         if isinstance(offer, Offer):
             watch.take(offer)

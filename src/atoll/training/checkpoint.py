@@ -39,7 +39,7 @@ class Checkpoints:
         self._run_id, self._rank = run_id, rank
         self._keys = RunKeys(run_id)
         self._io = Requests(clock, random.Random())
-        self._drive = Driver(store, clock, connections=1)
+        self._drive = Driver(store, clock)
 
     @property
     def counters(self) -> Counters:

@@ -44,4 +44,7 @@ def _text(report: Report) -> str:
     checked = (
         f"{report.updates} updates, {report.means} chunks of means, {report.states} states, {report.records} records"
     )
-    return f"run {report.run_id}: {span} recomputed; {checked} compared"
+    text = f"run {report.run_id}: {span} recomputed; {checked} compared"
+    if report.trusted:
+        text += f"; {report.trusted} more chunks taken as published, for their owners kept their own part"
+    return text

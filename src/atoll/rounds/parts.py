@@ -1,0 +1,188 @@
+"""What a mean is made of: the offers a commit names, and each rank's part of a chunk, checked or from memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind
+from atoll.rounds.chunks import Encoded, MeanName, inline_chunk, open_update, update_header
+from atoll.rounds.codec import F32, codec
+from atoll.rounds.layout import Grid
+from atoll.rounds.member import Member
+from atoll.rounds.offers import Offer
+from atoll.rounds.ops import Gather, Steps
+from atoll.rounds.party import Party, Seat
+from atoll.rounds.publish import put_chunk
+from atoll.rounds.records import Commit, Contribution
+from atoll.rounds.seal import checksum
+from atoll.rounds.vectors import Sink, Source
+from atoll.stores.base import Buffer
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A chunk that was averaged before the commit was known: right if the commit is what was expected."""
+
+    party: str
+    parts: tuple[str | None, ...]
+    values: F32 | None
+    """None when they are in the sink already."""
+
+
+@dataclass
+class Averaging:
+    """One replica's work on the mean of one commit."""
+
+    member: Member
+    commit: Commit
+    sink: Sink
+    own: Offer | None = None
+    """The offer of this very process."""
+    own_digest: str = ""
+    """Digest of our update, whoever of our incarnations published it."""
+    source: Source | None = None
+    """Our own update, still in memory; spares reading it back, and heals chunks that went bad in the store."""
+    offers: dict[int, Offer] = field(default_factory=dict)
+    foreseen: dict[int, Foreseen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.grid: Grid = self.member.grid(self.commit.fragment)
+        self.party = Party.of_commit(self.commit)
+        self.began = self.member.io.clock.monotonic()
+
+    @property
+    def deadline_s(self) -> float:
+        return self.member.quorum.deadline_s
+
+    @property
+    def time_left_s(self) -> float:
+        return self.deadline_s - (self.member.io.clock.monotonic() - self.began)
+
+    def is_ours(self, offer: Offer) -> bool:
+        """Whether the values behind an offer are in our memory."""
+        return self.source is not None and offer.rank == self.member.rank and offer.digest == self.own_digest
+
+    def name(self, chunk: int) -> MeanName:
+        return mean_name(self.member, self.commit.round_no, self.commit.fragment, self.party.id, chunk)
+
+    def key(self, chunk: int) -> str:
+        return self.member.keys.mean(self.commit.round_no, self.party.id, chunk)
+
+
+def mean_name(member: Member, round_no: int, fragment: int, party: str, chunk: int) -> MeanName:
+    agreement, layout = member.agreement, member.layout(fragment)
+    grid = member.grid(fragment)
+    return MeanName(member.run_id, round_no, fragment, party, layout.hash, agreement.mean_codec, grid, chunk)
+
+
+def fetch_offers(work: Averaging) -> Steps[None]:
+    """Read the offers the commit names; our own is in memory."""
+    mine = work.commit.contribution(work.member.rank)
+    if work.own is None or mine is None or mine.digest != work.own.digest or mine.incarnation != work.own.incarnation:
+        work.own = None
+    else:
+        work.offers[work.own.rank] = work.own
+    wanted = [c for c in work.commit.contributions if not _is_it(work.offers.get(c.rank), c)]
+    found: list[Offer | None] = yield Gather([_try_offer(work, c) for c in wanted], work.member.connections)
+    work.offers |= {offer.rank: offer for offer in found if offer is not None}
+
+
+def _try_offer(work: Averaging, named: Contribution) -> Steps[Offer | None]:
+    """An offer, or None when it cannot be read: the means may still come from those who could."""
+    try:
+        return (yield from _fetch_offer(work, named))
+    except CorruptUpdate:
+        work.offers.pop(named.rank, None)
+        return None
+
+
+def offer_of(work: Averaging, rank: int) -> Steps[Offer]:
+    offer = work.offers.get(rank)
+    if offer is None:
+        named = work.commit.contribution(rank)
+        assert named is not None
+        offer = work.offers[rank] = yield from _fetch_offer(work, named)
+    return offer
+
+
+def _fetch_offer(work: Averaging, named: Contribution) -> Steps[Offer]:
+    member, round_no = work.member, work.commit.round_no
+    expected = member.expected(work.commit.fragment)
+
+    def opened(data: Buffer) -> Offer:
+        offer = Offer.open(data, run_id=member.run_id, round_no=round_no, rank=named.rank, slot=named.slot)
+        if not _is_it(offer, named) or offer.layout != expected.layout.hash or len(offer.chunks) != len(expected.grid):
+            message = f"the offer of rank {named.rank} is not the one that was committed"
+            raise CorruptUpdate(message, round_no=round_no, rank=named.rank, check="digest")
+        return offer
+
+    try:
+        key = member.keys.offer(round_no, named.rank, named.slot)
+        return (yield from member.io.read(key, opened, is_promised=True))
+    except KeyNotFound as exc:
+        raise gone(work, exc) from exc
+
+
+def _is_it(offer: Offer | None, named: Contribution) -> bool:
+    return offer is not None and (offer.digest, offer.incarnation) == (named.digest, named.incarnation)
+
+
+def contribution_of(work: Averaging, seat: Seat, chunk: int) -> Steps[Encoded]:
+    """One rank's bytes of a chunk, checked against what the commit names."""
+    offer = yield from offer_of(work, seat.rank)
+    if work.is_ours(offer) and (own := own_chunk(work.member, offer, work.source, chunk)) is not None:
+        return own
+    if offer.inline is not None:
+        return inline_chunk(offer, work.grid, chunk)
+    if offer.is_held(chunk):
+        yield from _await_release(work, offer, chunk)
+    return (yield from read_part(work, offer, chunk))
+
+
+def read_part(work: Averaging, offer: Offer, chunk: int) -> Steps[Encoded]:
+    """A chunk of an update as it is in the store."""
+    header = update_header(offer, work.grid, chunk)
+    key = work.member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
+
+    def opened(data: Buffer) -> Encoded:
+        return open_update(data, header, wanted=offer.chunks[chunk])
+
+    try:
+        return (yield from work.member.io.read(key, opened, is_promised=True))
+    except KeyNotFound as exc:
+        raise gone(work, exc) from exc
+
+
+def own_chunk(member: Member, offer: Offer, source: Source | None, chunk: int) -> Encoded | None:
+    """A chunk of our own update from memory; None when the caller has changed it since it was announced."""
+    assert source is not None
+    payload = joined(codec(offer.codec).encode(source.read(*member.grid(offer.fragment).span(chunk))))
+    check = checksum(payload)
+    return Encoded(payload, check, offer.weight) if not offer.chunks or check == offer.chunks[chunk] else None
+
+
+def _await_release(work: Averaging, offer: Offer, chunk: int) -> Steps[None]:
+    """Wait for a chunk that its rank held back, expecting another party; it writes it when it sees the commit."""
+    key = work.member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
+    pauses = work.member.pauses()
+    while (yield from work.member.io.probe(key)) is None:
+        if work.time_left_s <= 0:
+            message = f"rank {offer.rank} did not write what it had held back"
+            raise CorruptUpdate(message, round_no=offer.round_no, rank=offer.rank, check="missing")
+        yield from work.member.io.sleep(next(pauses))
+
+
+def release(work: Averaging, chunk: int) -> Steps[None]:
+    assert work.own is not None
+    assert work.source is not None
+    values = work.source.read(*work.grid.span(chunk))
+    yield from put_chunk(work.member, work.own, chunk, codec(work.own.codec).encode(values))
+
+
+def joined(parts: list[Buffer]) -> Buffer:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def gone(work: Averaging, exc: KeyNotFound) -> LeftBehind:
+    message = f"round {work.commit.round_no} was retired while it was being read: {exc.key}"
+    return LeftBehind(message, round_no=work.commit.round_no, latest=work.commit.round_no)
