@@ -86,6 +86,7 @@ def test_ps_of_a_store_needs_no_index(finished, inside):
     store = finished.cli("status", finished.ok, "--json").data["store"]
     rows = inside("ps", "--store", store, "--json").data["runs"]
     assert [(row["run_id"], row["state"]) for row in rows] == [("went-badly", "failed"), ("went-well", "succeeded")]
+    assert [row["counts"] for row in rows] == [{"succeeded": 1, "failed": 1}, {"succeeded": 2}]
 
 
 def test_ps_with_nothing_to_show_says_how_to_start(inside):

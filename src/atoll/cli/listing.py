@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from atoll import durations, index, journal, registry
 from atoll.cli.parallel import ask_all
-from atoll.cli.render import STATE_STYLES, counts_text
+from atoll.cli.render import STATE_STYLES
 from atoll.cli.text import Cell, Column, Table, one_line
 from atoll.config import Config
 from atoll.errors import AtollError, RunNotFound
 from atoll.run import Run
 from atoll.spec import RunSpec
-from atoll.status import ReplicaState, RunStatus
+from atoll.status import ReplicaState
 from atoll.stores.base import Store
 
 UNREACHABLE, GONE = "unreachable", "gone"
@@ -28,7 +28,8 @@ class Row:
     store: str
     state: str = UNREACHABLE
     replicas: int | None = None
-    counts: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many ranks are in each state."""
     executor: str = ""
     at: float | None = None
     message: str = ""
@@ -78,7 +79,7 @@ def listing_table(rows: Sequence[Row], *, now: float) -> Table:
         (
             Cell(one_line(row.run_id), "bold"),
             Cell(row.state, STATE_STYLES[ReplicaState(row.state)] if row.state in set(ReplicaState) else "lost"),
-            Cell(row.counts),
+            Cell(_short_counts(row)),
             Cell(row.executor),
             Cell("" if row.at is None else durations.text(now - row.at)),
             Cell(one_line(row.store), "dim"),
@@ -99,12 +100,14 @@ def _look(store: Store, run_id: str, settings: Config) -> Row:
 def _with_status(row: Row, spec: RunSpec, store: Store, settings: Config) -> Row:
     executor = registry.executor(row.executor, **settings.executor_settings(row.executor))
     status = Run(spec, executor, store, journal.read_handle(store, row.run_id)).status(progress=False)
-    return replace(row, state=str(status.state), counts=_short_counts(status))
+    return replace(row, state=str(status.state), counts={str(s): count for s, count in status.counts().items()})
 
 
-def _short_counts(status: RunStatus) -> str:
+def _short_counts(row: Row) -> str:
     """Just the number where the state says the rest."""
-    return str(len(status.replicas)) if len(status.counts()) == 1 else counts_text(status)
+    if len(row.counts) == 1:
+        return str(sum(row.counts.values()))
+    return ", ".join(f"{count} {state}" for state, count in row.counts.items())
 
 
 def _guarded(unseen: Row, look: Callable[[], Row]) -> Row:

@@ -11,9 +11,11 @@ from rich.live import Live
 from rich.text import Text
 
 from atoll import durations
+from atoll.cli.lookout import Lookout, waiting_text
 from atoll.cli.output import Output
 from atoll.cli.render import STATE_STYLES, counts_text, elapsed_s, live_table
 from atoll.cli.text import Table, table_text
+from atoll.run import Run
 from atoll.status import RunStatus
 
 RICH = {
@@ -30,16 +32,17 @@ _AROUND = 7
 
 
 @contextmanager
-def live_view(run_id: str, out: Output) -> Iterator[Callable[[RunStatus], None]]:
+def live_view(run: Run, out: Output) -> Iterator[Callable[[RunStatus], None]]:
     """A table on stderr that is redrawn; gone afterwards, so that what is printed next stands alone."""
     console = Console(stderr=True, no_color=not out.has_colour(on_stderr=True), highlight=False)
-    latest: list[RunStatus] = []
+    latest: list[tuple[RunStatus, str]] = []
+    lookout = Lookout(run)
 
     def picture() -> RenderableType:
-        return _picture(run_id, latest[-1], console) if latest else Text(f"{run_id}  asking …", style="dim")
+        return _picture(run.id, *latest[-1], console) if latest else Text(f"{run.id}  asking …", style="dim")
 
     def show(status: RunStatus) -> None:
-        latest[:] = [status]
+        latest[:] = [(status, waiting_text(lookout.waiting(status), status))]
         live.refresh()
 
     with Live(console=console, get_renderable=picture, refresh_per_second=4, transient=True) as live:
@@ -65,7 +68,7 @@ def headline(run_id: str, status: RunStatus, now: float) -> Text:
     )
 
 
-def _picture(run_id: str, status: RunStatus, console: Console) -> RenderableType:
+def _picture(run_id: str, status: RunStatus, why: str, console: Console) -> RenderableType:
     room = max(1, console.height - _AROUND)
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
@@ -75,6 +78,6 @@ def _picture(run_id: str, status: RunStatus, console: Console) -> RenderableType
     ]
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more ranks: `atoll status {run_id}`", style="dim"))
-    parts.append(Text())
+    parts.append(Text(why, style="yellow", no_wrap=True))
     parts.append(Text("Ctrl-C detaches; the run goes on", style="dim"))
     return Group(*parts)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from atoll import durations
+from atoll.cli.metrics import metric_cell, metric_columns, metric_names, metric_text, shown_metrics
 from atoll.cli.text import Cell, Column, Table, cut, one_line
 from atoll.result import ReplicaOutcome, RunResult
+from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
 STATE_STYLES = {
@@ -19,7 +21,6 @@ STATE_STYLES = {
     ReplicaState.CANCELLED: "warn",
     ReplicaState.LOST: "lost",
 }
-_MOST_METRICS = 2
 
 
 def state_cell(state: ReplicaState) -> Cell:
@@ -39,7 +40,7 @@ def progress_line(status: RunStatus) -> str:
         parts.append(f"round {min(rounds)}" if min(rounds) == max(rounds) else f"rounds {min(rounds)} to {max(rounds)}")
     for name in metric_names(status)[:1]:
         values = [r.progress.metrics[name] for r in status.replicas if name in r.progress.metrics]
-        parts.append(f"{name} {number_text(sum(values) / len(values))}")
+        parts.append(f"{name} {metric_text(name, sum(values) / len(values))}")
     return ", ".join(parts)
 
 
@@ -53,21 +54,15 @@ def elapsed_s(status: RunStatus, now: float) -> float | None:
     return max(0.0, end - min(starts))
 
 
-def metric_names(status: RunStatus) -> list[str]:
-    """Names of metrics that some rank reported, `loss` first."""
-    names = {name for replica in status.replicas for name in replica.progress.metrics}
-    return sorted(names, key=lambda name: (name != "loss", name))
-
-
 def live_table(status: RunStatus, *, limit: int | None = None) -> Table:
     """What `atoll run` redraws: rank, state, reason, round, metrics, last line."""
-    metrics = metric_names(status)[:_MOST_METRICS]
+    metrics = shown_metrics(status)
     columns = (
         Column("rank", is_right=True),
         Column("state"),
         Column("reason"),
         Column("round", is_right=True),
-        *(Column(name, is_right=True) for name in metrics),
+        *metric_columns(metrics),
         Column("last line", is_flexible=True),
     )
     rows = tuple(
@@ -86,7 +81,7 @@ def live_table(status: RunStatus, *, limit: int | None = None) -> Table:
 
 def status_table(status: RunStatus, *, now: float) -> Table:
     """What `atoll status` shows: all that is known about every rank; columns nobody fills are left out."""
-    metrics = metric_names(status)[:_MOST_METRICS]
+    metrics = shown_metrics(status)
     columns = (
         Column("rank", is_right=True),
         Column("state"),
@@ -96,7 +91,7 @@ def status_table(status: RunStatus, *, now: float) -> Table:
         Column("for", is_right=True, is_spare=True),
         Column("beat", is_right=True, is_spare=True),
         Column("round", is_right=True),
-        *(Column(name, is_right=True) for name in metrics),
+        *metric_columns(metrics),
         Column("last line", is_flexible=True),
     )
     rows = tuple(
@@ -119,7 +114,7 @@ def status_table(status: RunStatus, *, now: float) -> Table:
 
 def top_table(status: RunStatus, *, now: float, bars: Callable[[int], str], limit: int | None) -> Table:
     """What `atoll top` redraws: like the status, with the trend of the leading metric."""
-    metrics = metric_names(status)[:_MOST_METRICS]
+    metrics = shown_metrics(status)
     leading = metrics[:1]
     columns = (
         Column("rank", is_right=True),
@@ -127,7 +122,7 @@ def top_table(status: RunStatus, *, now: float, bars: Callable[[int], str], limi
         Column("reason"),
         Column("try", is_right=True, is_spare=True),
         Column("round", is_right=True),
-        *(Column(name, is_right=True) for name in metrics),
+        *metric_columns(metrics),
         *(Column(f"{name} trend", is_spare=True) for name in leading),
         Column("beat", is_right=True, is_spare=True),
         Column("last line", is_flexible=True),
@@ -167,11 +162,6 @@ def round_cell(replica: ReplicaStatus) -> Cell:
     return Cell("" if round_no is None else str(round_no))
 
 
-def metric_cell(replica: ReplicaStatus, name: str) -> Cell:
-    value = replica.progress.metrics.get(name)
-    return Cell("" if value is None else number_text(value))
-
-
 def beat_cell(replica: ReplicaStatus, now: float) -> Cell:
     """The age of the last heartbeat, while it matters."""
     at = replica.progress.beat_at
@@ -192,10 +182,6 @@ def age_of(replica: ReplicaStatus, now: float) -> str:
     if replica.started_at is None:
         return ""
     return durations.text((now if replica.ended_at is None else replica.ended_at) - replica.started_at)
-
-
-def number_text(value: float) -> str:
-    return f"{value:.4g}"
 
 
 def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None) -> list[str]:
@@ -229,6 +215,8 @@ def next_commands(run_id: str, store: str | None = None) -> list[tuple[str, str]
     ]
 
 
-def status_json(run_id: str, status: RunStatus) -> dict[str, Any]:
+def status_json(run_id: str, status: RunStatus, waiting: Waiting | None = None) -> dict[str, Any]:
+    """For programs. `waiting` is there when a round waits for somebody."""
     counts = {str(state): count for state, count in status.counts().items()}
-    return {"run_id": run_id, "counts": counts, **status.to_json()}
+    told = {} if waiting is None else {"waiting": {"round": waiting.round_no, "for": list(waiting.missing)}}
+    return {"run_id": run_id, "counts": counts, **status.to_json(), **told}

@@ -16,24 +16,31 @@ from rich.text import Text
 
 from atoll.cli.keys import key_presses
 from atoll.cli.live import drawn, headline
+from atoll.cli.lookout import Lookout, waiting_text
+from atoll.cli.metrics import metric_names
 from atoll.cli.output import Output
-from atoll.cli.render import metric_names, top_table
+from atoll.cli.phases import LEGEND, phases_table
+from atoll.cli.render import most_telling, top_table
 from atoll.cli.trend import Trend
 from atoll.errors import AtollError
+from atoll.rounds.round_record import RoundRecord
 from atoll.run import Run
 from atoll.status import RunStatus
 
 _AROUND = 7
 """Lines of the screen that are not ranks."""
+_PHASES_AROUND = 3
+"""Lines around the phases of each rank."""
 _ASK_EVERY_S = 1.0
 
 
 class Watcher:
     """Asks a run how it is, again and again, in a thread of its own."""
 
-    def __init__(self, run: Run, first: RunStatus) -> None:
-        self._run = run
-        self.status, self.trouble = first, ""
+    def __init__(self, run: Run, first: RunStatus, lookout: Lookout) -> None:
+        self._run, self._lookout = run, lookout
+        self.status, self.trouble, self.why = first, "", ""
+        self.records: dict[int, RoundRecord] = {}
         self.trend = Trend()
         self._see(first)
         self._stop = threading.Event()
@@ -48,22 +55,29 @@ class Watcher:
             self._stop.set()
 
     def _ask(self) -> None:
+        self._look()
         while not self.status.is_terminal and not self._stop.wait(_ASK_EVERY_S):
             try:
                 self._see(self._run.status())
             except AtollError as exc:
                 self.trouble = exc.message
+            self._look()
+        self.records = self._lookout.records(anew=True)
 
     def _see(self, status: RunStatus) -> None:
         for name in metric_names(status)[:1]:
             self.trend.see(status, name)
         self.status, self.trouble = status, ""
 
+    def _look(self) -> None:
+        self.why = waiting_text(self._lookout.waiting(self.status), self.status)
+        self.records = self._lookout.records()
 
-def show(run: Run, first: RunStatus, out: Output) -> RunStatus:
+
+def show(run: Run, first: RunStatus, lookout: Lookout, out: Output) -> RunStatus:
     """Draw until `q` or Ctrl-C; returns what was seen last."""
     console = Console(no_color=not out.has_colour(), highlight=False)
-    watcher = Watcher(run, first)
+    watcher = Watcher(run, first, lookout)
 
     def picture() -> RenderableType:
         return _picture(run, watcher, console)
@@ -84,6 +98,8 @@ def show(run: Run, first: RunStatus, out: Output) -> RunStatus:
 def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     status, now = watcher.status, time.time()
     room = max(1, console.height - _AROUND)
+    phases_room = _phases_room(watcher, room)
+    room -= phases_room
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
         headline(run.id, status, now),
@@ -93,8 +109,18 @@ def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     ]
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more ranks", style="dim"))
-    parts.append(Text())
+    if phases_room:
+        ranks = [r.rank for r in most_telling(status.replicas, phases_room - _PHASES_AROUND)]
+        parts += [Text(), drawn(phases_table(watcher.records, ranks), console), Text(LEGEND, style="dim", no_wrap=True)]
+    parts.append(Text(watcher.why, style="yellow", no_wrap=True))
     if watcher.trouble:
         parts.append(Text(watcher.trouble, style="red", no_wrap=True))
     parts.append(Text("q leaves" + ("" if status.is_terminal else "; the run goes on"), style="dim"))
     return Group(*parts)
+
+
+def _phases_room(watcher: Watcher, room: int) -> int:
+    """Lines for the phases: as many as there are ranks if all fits, at most half of the screen, none if that is few."""
+    wanted = len(watcher.records) + _PHASES_AROUND
+    given = wanted if wanted + len(watcher.status.replicas) <= room else min(wanted, room // 2)
+    return given if watcher.records and given > _PHASES_AROUND else 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from atoll.cli.lookout import Lookout, waiting_text
 from atoll.cli.output import Output
 from atoll.cli.render import progress_line, status_json
 from atoll.run import Run
@@ -21,22 +22,24 @@ def watch(run: Run, out: Output, *, live: bool = True, **wait: Any) -> RunStatus
     if live and out.is_live:
         from atoll.cli.live import live_view
 
-        show = live_view(run.id, out)
+        show = live_view(run, out)
     else:
-        show = nullcontext(_lines(run.id, out))
+        show = nullcontext(_lines(run, out))
     with show as on_change:
         return run.wait(on_change=on_change, **wait)
 
 
-def _lines(run_id: str, out: Output) -> Callable[[RunStatus], None]:
+def _lines(run: Run, out: Output) -> Callable[[RunStatus], None]:
     """A line when a count changes, and now and then in between."""
     last: dict[str, Any] = {"counts": None, "at": 0.0}
+    lookout = Lookout(run)
 
     def on_change(status: RunStatus) -> None:
-        out.event("status", status_json(run_id, status))
+        out.event("status", status_json(run.id, status))
         now = time.monotonic()
         if status.counts() != last["counts"] or now - last["at"] >= _LINE_EVERY_S:
             last.update(counts=status.counts(), at=now)
-            out.say(f"{time.strftime('%H:%M:%S')} {progress_line(status)}")
+            why = "" if out.is_json else waiting_text(lookout.waiting(status), status)
+            out.say(f"{time.strftime('%H:%M:%S')} {progress_line(status)}" + (f"; {why}" if why else ""))
 
     return on_change

@@ -8,12 +8,14 @@ import click
 
 from atoll import durations
 from atoll.cli.app import command
+from atoll.cli.lookout import Lookout, waiting_text
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import counts_text, elapsed_s, state_cell, status_json, status_table
 from atoll.cli.runs import find_run
 from atoll.cli.text import Cell, pairs_text, table_text
 from atoll.cli.watch import watch
+from atoll.rounds.metrics import Waiting
 from atoll.run import Run
 from atoll.status import RunStatus
 
@@ -29,11 +31,13 @@ def status_command(out: Output, run: str, store: str | None, is_watched: bool) -
     """
     found = find_run(run, store)
     status = watch(found, out) if is_watched else found.status()
-    out.data({**status_json(found.id, status), "handle": handle_text(found), "store": found.store.uri})
-    out.text(status_text(found, status, out))
+    waiting = Lookout(found).waiting(status)
+    shown = status_json(found.id, status, waiting)
+    out.data({**shown, "handle": handle_text(found), "store": found.store.uri})
+    out.text(status_text(found, status, out, waiting))
 
 
-def status_text(run: Run, status: RunStatus, out: Output) -> str:
+def status_text(run: Run, status: RunStatus, out: Output, waiting: Waiting | None = None) -> str:
     """The head and the table."""
     now, colour = time.time(), out.has_colour()
     took = elapsed_s(status, now)
@@ -46,6 +50,8 @@ def status_text(run: Run, status: RunStatus, out: Output) -> str:
         ("handle", Cell(handle_text(run) or "none: never started")),
         ("store", Cell(run.store.uri)),
     ]
+    if waiting is not None:
+        head.append(("waiting", Cell(waiting_text(waiting, status), "warn")))
     table = table_text(status_table(status, now=now), width=out.width(), colour=colour)
     return pairs_text(head, colour=colour, indent="") + "\n\n" + table
 

@@ -1,0 +1,59 @@
+"""Looks at the rounds of a run while somebody watches: whom a round waits for, and what the last ones took.
+
+A store that does not answer is nobody's reason to fail: what was known stays.
+"""
+
+from __future__ import annotations
+
+from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.errors import AtollError
+from atoll.rounds.metrics import Waiting, latest_records, waiting_for
+from atoll.rounds.round_record import RoundRecord
+from atoll.run import Run
+from atoll.status import ReplicaState, RunStatus
+
+_WAITING_EVERY_S = 2.0
+_ROUNDS_EVERY_S = 5.0
+
+
+class Lookout:
+    """Asks the store now and then; in between it answers from memory."""
+
+    def __init__(self, run: Run, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._run, self._clock = run, clock
+        self._waiting: Waiting | None = None
+        self._records: dict[int, RoundRecord] = {}
+        self._waiting_at = self._records_at = -60.0
+
+    def waiting(self, status: RunStatus) -> Waiting | None:
+        """The round that some have arrived at and others have not, of a run that still goes on."""
+        if status.is_terminal:
+            return None
+        now = self._clock.monotonic()
+        if now - self._waiting_at >= _WAITING_EVERY_S:
+            self._waiting_at = now
+            try:
+                self._waiting = waiting_for(self._run.store, self._run.id, len(status.replicas))
+            except AtollError:
+                self._waiting = None
+        return self._waiting
+
+    def records(self, *, anew: bool = False) -> dict[int, RoundRecord]:
+        """The last round of each rank that is written down."""
+        now = self._clock.monotonic()
+        if anew or now - self._records_at >= _ROUNDS_EVERY_S:
+            self._records_at = now
+            try:
+                self._records = latest_records(self._run.store, self._run.id)
+            except AtollError:
+                return self._records
+        return self._records
+
+
+def waiting_text(waiting: Waiting | None, status: RunStatus) -> str:
+    """Such as `round 12 waits for rank 3 (failed)`; empty when nobody waits."""
+    if waiting is None:
+        return ""
+    states = [status.replicas[rank].state for rank in waiting.missing if rank < len(status.replicas)]
+    told = sorted({str(state) for state in states if state is not ReplicaState.RUNNING})
+    return f"{waiting} ({', '.join(told)})" if told else str(waiting)

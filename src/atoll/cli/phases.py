@@ -1,0 +1,92 @@
+"""Where the time of each rank's last round went, as a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atoll import sizes
+from atoll.cli.metrics import percent
+from atoll.cli.text import Cell, Column, Table
+from atoll.rounds.round_record import PHASES, RoundRecord
+
+LETTERS = {"compute": "c", "encode": "e", "put": "p", "wait": "w", "get": "g", "reduce": "r", "apply": "a"}
+LEGEND = "shape: " + ", ".join(f"{letter} {name}" for name, letter in LETTERS.items()) + ", - nothing of these"
+_WIDTH = 24
+
+
+def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int]) -> Table:
+    """Rank, round, time, its shape, each phase as a share of the time, exposed and hidden, bytes, requests."""
+    columns = (
+        Column("rank", is_right=True),
+        Column("round", is_right=True),
+        Column("took", is_right=True),
+        Column("shape", is_spare=True),
+        *(Column(name, is_right=True, is_spare=name not in ("compute", "wait")) for name in PHASES),
+        Column("exposed", is_right=True),
+        Column("hidden", is_right=True),
+        Column("up", is_right=True),
+        Column("down", is_right=True),
+        Column("requests", is_right=True, is_spare=True),
+        Column("retries", is_right=True, is_spare=True),
+    )
+    return Table(columns, tuple(_row(records[rank]) for rank in ranks if rank in records))
+
+
+def round_json(record: RoundRecord) -> dict[str, Any]:
+    """A record without its intervals, with the shares that people see."""
+    data = record.to_json()
+    for phase in data["phases"].values():
+        del phase["spans_us"]
+    return {**data, "total_s": round(record.total_s, 6), "hidden_share": round(record.hidden_share, 6)}
+
+
+def shape(record: RoundRecord, width: int = _WIDTH) -> str:
+    """The round from its first inner step to its outer step, as letters: what went on for most of each slice."""
+    spans = [(at, at + lasted, name) for name, phase in record.phases.items() for at, lasted in phase.spans]
+    first = min([0.0, *(began for began, _, _ in spans)])
+    last = max([record.exchange_s, *(ended for _, ended, _ in spans)])
+    slice_s = (last - first) / width
+    if slice_s <= 0:
+        return ""
+    drawn = ""
+    for number in range(width):
+        began, ended = first + number * slice_s, first + (number + 1) * slice_s
+        shares: dict[str, float] = {}
+        for span_began, span_ended, name in spans:
+            shares[name] = shares.get(name, 0.0) + max(0.0, min(ended, span_ended) - max(began, span_began))
+        name = max(shares, key=lambda name: shares[name], default="")
+        drawn += LETTERS.get(name, "o") if name and shares[name] > 0 else "-"
+    return drawn
+
+
+def _row(record: RoundRecord) -> tuple[Cell, ...]:
+    total_s = record.total_s
+
+    def share(seconds: float) -> str:
+        return percent(seconds / total_s) if total_s > 0 else ""
+
+    return (
+        Cell(str(record.rank), "bold"),
+        Cell(str(record.round_no) + ("" if record.is_over else "?"), "" if record.is_over else "bad"),
+        Cell(seconds_text(total_s)),
+        Cell(shape(record), "busy"),
+        *(Cell(share(record.wall_s(name)) if name in record.phases else "") for name in PHASES),
+        Cell(share(record.exposed_s), "warn" if total_s > 0 and record.exposed_s > total_s / 2 else ""),
+        Cell(percent(record.hidden_share)),
+        Cell(sizes.text(record.bytes_up)),
+        Cell(sizes.text(record.bytes_down)),
+        Cell(str(sum(record.requests.values()))),
+        Cell(str(record.retries) if record.retries else "", "warn"),
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """Such as `830ms`, `3.2s`, `95s`, `12m`."""
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.0f}ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    if seconds < 300:
+        return f"{seconds:.0f}s"
+    return f"{seconds / 60:.0f}m" if seconds < 7200 else f"{seconds / 3600:.1f}h"

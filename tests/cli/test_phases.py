@@ -1,0 +1,183 @@
+"""Phases of rounds, units of metrics, and whom a round waits for: what `top` and `status` show of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rounds_of_a_run import SIZE, hold_rounds, joined, store_at
+
+from atoll.cli.lookout import waiting_text
+from atoll.cli.metrics import metric_text, shown_metrics
+from atoll.cli.phases import phases_table, round_json, seconds_text, shape
+from atoll.cli.render import live_table
+from atoll.cli.text import table_text
+from atoll.rounds.metrics import Waiting, latest_records, round_records, waiting_for
+from atoll.rounds.round_record import PhaseTime, RoundRecord
+from atoll.status import Progress, ReplicaState, ReplicaStatus, RunStatus
+
+RECORD = RoundRecord(
+    rank=1, incarnation=0, round_no=12, fragment=0, time=100.0, exchange_s=4.0, exposed_s=3.0, is_over=True,
+    is_included=True,
+    phases={
+        "compute": PhaseTime(12.0, 12.0, 1, ((-12.0, 12.0),)),
+        "put": PhaseTime(3.0, 2.0, 3, ((0.0, 2.0),)),
+        "wait": PhaseTime(2.0, 2.0, 1, ((2.0, 2.0),)),
+    },
+    bytes_up=80_580, bytes_down=161_000, requests={"get": 3, "put": 4}, retries=2,
+)  # fmt: skip
+
+
+def test_phases_are_shares_of_the_time_the_round_took():
+    title, row = table_text(phases_table({1: RECORD}, [0, 1]).without_empty_columns()).splitlines()
+    assert title.split() == [
+        "rank", "round", "took", "shape", "compute", "put", "wait", "exposed", "hidden", "up", "down", "requests",
+        "retries",
+    ]  # fmt: skip
+    assert row.split() == [
+        "1", "12", "15s", "c" * 18 + "pppwww", "80", "%", "13", "%", "13", "%", "20", "%", "25", "%",
+        "80.6", "kB", "161", "kB", "7", "2",
+    ]  # fmt: skip
+
+
+def test_a_narrow_terminal_keeps_what_matters():
+    title = table_text(phases_table({1: RECORD}, [1]), width=80).splitlines()[0].split()
+    assert {"rank", "round", "took", "compute", "exposed", "hidden", "up", "down"} <= set(title)
+    assert "shape" not in title
+
+
+def test_a_round_that_never_ended_is_marked():
+    hung = replace(RECORD, is_over=False)
+    assert phases_table({1: hung}, [1]).rows[0][1].text == "12?"
+
+
+def test_the_shape_of_nothing_is_empty_and_gaps_are_dashes():
+    assert shape(RoundRecord(0, 0, 0, 0, 0.0, 0.0, 0.0, True, True)) == ""
+    assert shape(replace(RECORD, phases={"get": PhaseTime(1, 1, 1, ((3.0, 1.0),))}), 8) == "------gg"
+
+
+def test_for_programs_there_are_sums_and_no_intervals():
+    data = round_json(RECORD)
+    assert data["phases"]["put"] == {"busy_s": 3.0, "wall_s": 2.0, "count": 3}
+    assert (data["total_s"], data["hidden_share"]) == (15.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0042, "4ms"), (0.9996, "1.0s"), (3.21, "3.2s"), (95, "95s"), (900, "15m"), (9000, "2.5h")]
+)
+def test_short_times_have_a_digit_more(seconds, text):
+    assert seconds_text(seconds) == text
+
+
+def test_metrics_have_units_and_ours_come_last():
+    metrics = {"bytes": 3.0, "bytes_down": 161_000.0, "bytes_up": 80_580.0, "wait_share": 0.257, "hidden_share": 0.8,
+               "lr": 1e-3, "loss": 2.5}  # fmt: skip
+    replica = ReplicaStatus(0, ReplicaState.RUNNING, progress=Progress(round_no=3, metrics=metrics))
+    status = RunStatus((replica,))
+    assert shown_metrics(status) == ["loss", "lr", "wait_share", "hidden_share", "bytes_up", "bytes_down"]
+    title, row = table_text(live_table(status).without_empty_columns()).splitlines()
+    assert title.split() == ["rank", "state", "round", "loss", "lr", "wait", "hidden", "up", "down"]
+    assert row.split()[3:] == ["2.5", "0.001", "26", "%", "80", "%", "80.6", "kB", "161", "kB"]
+
+
+def test_a_share_that_is_none_is_just_a_number():
+    assert metric_text("my_share", 3.5) == "3.5"
+    assert metric_text("bytes", 1e6) == "1.00 MB"
+
+
+def test_many_metrics_of_the_user_leave_room_for_ours():
+    metrics = {f"m{number:02d}": 1.0 for number in range(20)} | {"wait_share": 0.5}
+    status = RunStatus((ReplicaStatus(0, ReplicaState.RUNNING, progress=Progress(metrics=metrics)),))
+    assert shown_metrics(status) == [*(f"m{number:02d}" for number in range(7)), "wait_share"]
+
+
+def test_who_is_waited_for_is_read_from_the_offers(tmp_path):
+    import threading
+
+    import numpy as np
+
+    store = store_at(tmp_path)
+    assert waiting_for(store, "r", 2) is None
+    with joined(store, "r", 0, 2) as first, joined(store, "r", 1, 2) as second:
+        update = np.ones(SIZE, np.float32)
+        arrived = threading.Thread(target=first.exchange, args=(0, update), kwargs={"weight": 1.0})
+        arrived.start()
+        while waiting_for(store, "r", 2) is None:
+            pass
+        assert waiting_for(store, "r", 2) == Waiting(0, (0,), (1,))
+        second.exchange(0, update, weight=1.0)
+        arrived.join()
+        assert waiting_for(store, "r", 2) is None, "round 0 is over, and nobody is at round 1"
+
+
+def test_a_rank_that_said_goodbye_is_not_waited_for(tmp_path):
+    store = store_at(tmp_path)
+    hold_rounds(store, "r", ranks=2, rounds=1)
+    with joined(store, "r", 0, 2):
+        store.put("runs/r/sync/rounds/0000000001/offer/00000.000", b"")
+        assert waiting_for(store, "r", 3) == Waiting(1, (0,), (2,))
+
+
+def test_the_reason_names_the_state_of_those_that_are_missing():
+    replicas = tuple(ReplicaStatus(k, ReplicaState.FAILED if k == 3 else ReplicaState.RUNNING) for k in range(4))
+    assert waiting_text(Waiting(12, (0, 1), (2,)), RunStatus(replicas)) == "round 12 waits for rank 2"
+    assert waiting_text(Waiting(12, (0,), (1, 3)), RunStatus(replicas)) == "round 12 waits for ranks 1, 3 (failed)"
+    assert waiting_text(None, RunStatus(replicas)) == ""
+    assert str(Waiting(1, (0,), tuple(range(1, 20)))) == "round 1 waits for ranks 1, 2, 3, 4, 5, 6, 7, 8, …"
+
+
+def test_the_latest_records_are_one_for_each_rank(tmp_path):
+    store = store_at(tmp_path)
+    hold_rounds(store, "r", ranks=2, rounds=3)
+    assert {rank: record.round_no for rank, record in latest_records(store, "r").items()} == {0: 2, 1: 2}
+    assert [(r.rank, r.round_no) for r in round_records(store, "r")] == [(k, no) for k in (0, 1) for no in range(3)]
+
+
+JOB = """
+import os, time
+import numpy as np
+from atoll.rounds.client import RoundClient
+from atoll.rounds.layout import Layout
+
+def rounds(ctx, *, count=2, gate=None):
+    layout = Layout.of([("w", [4096], "float32")])
+    with RoundClient(ctx.store, ctx.run_id, ctx.rank, ctx.world_size, layouts=[layout]) as client:
+        client.join([np.zeros(4096, np.float32).tobytes()])
+        for round_no in range(count):
+            if gate and ctx.rank == 1 and round_no == 1:
+                print("rank 1 idles", flush=True)
+                while not os.path.exists(gate):
+                    time.sleep(0.02)
+            client.exchange(round_no, np.ones(4096, np.float32), weight=1.0)
+            used = client.counters
+            ctx.log(round_no=round_no, loss=0.5, bytes_up=used.bytes_up, bytes_down=used.bytes_down)
+        client.leave()
+"""
+
+
+def test_top_shows_the_phases_of_a_run(cli):
+    (cli.folder / "roundjob.py").write_text(JOB)
+    run = cli.detached("roundjob:rounds", "-n", 2)
+    assert cli("wait", run).code == 0
+    shown = cli("top", run)
+    assert shown.code == 0, shown.stderr
+    _, _, rounds = shown.stdout.partition("last round of each rank:\n")
+    assert rounds.splitlines()[0].split()[:4] == ["rank", "round", "took", "shape"]
+    assert [row.split()[:2] for row in rounds.splitlines()[1:]] == [["0", "1"], ["1", "1"]]
+    data = cli("top", run, "--json").data
+    assert set(data["rounds"]) == {"0", "1"}
+    assert data["rounds"]["0"]["phases"]["put"]["busy_s"] > 0
+    assert " kB" in shown.stdout
+
+
+def test_status_says_whom_a_round_waits_for(cli):
+    (cli.folder / "roundjob.py").write_text(JOB)
+    gate = cli.folder / "gate"
+    run = cli.detached("roundjob:rounds", "-n", 2, "--arg", f"gate={gate}")
+    while (data := cli("status", run, "--json").data).get("waiting", {}).get("round") != 1:
+        assert data["state"] in ("pending", "running")
+    assert data["waiting"] == {"round": 1, "for": [1]}
+    assert "waiting   round 1 waits for rank 1" in cli("status", run).stdout
+    gate.touch()
+    assert cli("wait", run).code == 0
+    assert "waiting" not in cli("status", run, "--json").data
