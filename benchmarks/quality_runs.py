@@ -50,6 +50,11 @@ class Arm:
     options: dict[str, Any] = field(default_factory=dict)
     bytes_s: float | None = None
 
+    @property
+    def fragments(self) -> int:
+        """Each is exchanged in a round of its own, so this many rounds exchange the whole model."""
+        return int(self.options.get("fragments", 1))
+
 
 @dataclass(frozen=True)
 class Replica:
@@ -85,17 +90,17 @@ def replica(setting: Setting, arm: Arm, rank: int, store: str, run_id: str) -> R
     ctx = LinkedContext(run_id, rank, setting.replicas, store, bytes_s=arm.bytes_s)
     model = fresh_model(setting.text, setting.seed)
     inner = inner_optimizer(model, setting.lr)
-    began = time.monotonic()
+    began, rounds = time.monotonic(), setting.rounds * arm.fragments
     with atoll.DiLoCo(
-        model, inner, ctx, inner_steps=setting.inner_steps, checkpoint=None, snapshot=setting.rounds,
+        model, inner, ctx, inner_steps=setting.inner_steps, checkpoint=None, snapshot=rounds,
         quorum=Quorum(deadline_s=300.0), **arm.options,
     ) as outer:  # fmt: skip
-        for x, y in outer.steps(_feed(setting, rank), rounds=setting.rounds):
+        for x, y in outer.steps(_feed(setting, rank), rounds=rounds):
             train_step(model, inner, x, y, learning_rate(outer.inner_step, setting.steps, setting.lr))
         seconds = time.monotonic() - began
     return Replica(
         validation_loss(model, setting.text), size_of(model), outer.digest, seconds, outer.wait_share,
-        getattr(outer, "hidden_share", 0.0), dict(ctx.store.bytes_up), dict(ctx.store.bytes_down),
+        outer.hidden_share, dict(ctx.store.bytes_up), dict(ctx.store.bytes_down),
         ctx.store.requests.total(),
     )  # fmt: skip
 
