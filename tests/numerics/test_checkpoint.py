@@ -2,61 +2,21 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from threading import Barrier
 
-import numpy as np
 import pytest
 import torch
 from diloco_toys import QUICK, batches, bits, contexts, loss_of, perceptron, side_by_side, train
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from interruptions import Killed, interrupted, random_training, until_offered
 
 import atoll
 from atoll.errors import ConfigError, StoreRefused
 from atoll.registry import open_store
-from atoll.rounds.keys import RoundKeys
 from atoll.rounds.verify import verify
 from atoll.testing.fakes import FaultyStore
 from atoll.training.checkpoint import Checkpoint, Checkpoints
-
-
-class Killed(Exception):
-    """Stands for SIGKILL: nothing after it runs in that replica."""
-
-
-def dropout_model() -> nn.Module:
-    model = nn.Sequential(nn.Linear(8, 20), nn.BatchNorm1d(20), nn.Dropout(0.3), nn.Linear(20, 3))
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return model
-
-
-def random_training(ctx: atoll.ReplicaContext, *, stop_after: int | None = None, rounds: int = 9) -> bytes:
-    """Draws from every generator, has a schedule, a shuffling loader and local buffers; the model's final bits."""
-    torch.manual_seed(11)
-    random.seed(12)
-    np.random.seed(13)
-    model = dropout_model()
-    inner = torch.optim.AdamW(model.parameters(), lr=0.02)
-    schedule = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 0.97**step)  # depends on its own count
-    data = DataLoader(TensorDataset(*(torch.cat(part) for part in zip(*batches(0, 9), strict=True))), 10, shuffle=True)
-    options = {"buffers": "local", "checkpoint": 2, "stateful": {"schedule": schedule}, "tuning": QUICK}
-    with atoll.DiLoCo(model, inner, ctx, inner_steps=3, **options) as outer:
-        for count, (x, y) in enumerate(outer.steps(data, rounds=rounds)):
-            if count == stop_after:
-                raise Killed
-            noise = random.random() + np.random.random()
-            (loss_of(model, (x, y)) * noise).backward()
-            inner.step()
-            inner.zero_grad()
-            schedule.step()
-    return bits(model)
 
 
 @pytest.mark.parametrize("stop_after", [0, 5, 6, 7, 11, 17, 26])
@@ -93,30 +53,6 @@ def test_a_run_that_is_over_stays_over():
     assert random_training(replace(ctx, attempt=1)) == first
 
 
-def interrupted(world_size: int, *, victim: int, stop_after: int, rounds: int, **options) -> list[bytes]:
-    """A run in which one replica dies after so many steps and is started again; the final bits of every replica."""
-
-    def once(ctx: atoll.ReplicaContext) -> bytes:
-        model = perceptron(ctx.rank)
-        inner = torch.optim.AdamW(model.parameters(), lr=0.02)
-        with atoll.DiLoCo(model, inner, ctx, inner_steps=3, tuning=QUICK, **options) as outer:
-            for count, batch in enumerate(outer.steps(batches(ctx.rank, 50), rounds=rounds)):
-                if ctx.rank == victim and ctx.attempt == 0 and count == stop_after:
-                    raise Killed
-                loss_of(model, batch).backward()
-                inner.step()
-                inner.zero_grad()
-        return bits(model)
-
-    def body(ctx: atoll.ReplicaContext) -> bytes:
-        try:
-            return once(ctx)
-        except Killed:
-            return once(replace(ctx, attempt=1))
-
-    return side_by_side(contexts(world_size), body)
-
-
 @pytest.mark.parametrize(("stop_after", "checkpoint"), [(1, 1), (7, 1), (9, 1), (14, 4), (20, 3)])
 def test_a_strict_run_with_a_death_in_it_ends_with_the_same_bits(stop_after, checkpoint):
     expected = interrupted(3, victim=-1, stop_after=0, rounds=8)
@@ -127,14 +63,6 @@ def test_a_strict_run_with_a_death_in_it_ends_with_the_same_bits(stop_after, che
 def test_without_a_checkpoint_a_restarted_replica_takes_up_the_agreed_state():
     finals = interrupted(2, victim=1, stop_after=13, rounds=8, checkpoint=None, snapshot=3)
     assert finals[0] == finals[1]
-
-
-def until_offered(ctx: atoll.ReplicaContext, round_no: int, *, rank: int) -> None:
-    """Until the store has the update of another rank."""
-    keys, deadline = RoundKeys(ctx.run_id), time.monotonic() + 60
-    while not any(keys.parse_offer(key)[1] == rank for key in ctx.store.list(keys.offers_prefix(round_no))):
-        assert time.monotonic() < deadline, f"rank {rank} never offered anything for round {round_no}"
-        time.sleep(0.001)
 
 
 def test_a_replica_that_joins_late_catches_up_and_takes_part():

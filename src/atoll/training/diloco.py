@@ -56,7 +56,7 @@ class DiLoCo:
 
     `inner_optimizer`: any torch optimizer, or a list of them that step together.
     `outer`: `Nesterov(lr, momentum)` or `Average()`.
-    `codec`: how updates travel; by default `bf16`, and `fp32` for plain averaging. `mean_codec`: how their mean does.
+    `codec`: how updates travel; by default `int8`, and `fp32` for plain averaging. `mean_codec`: how their mean does.
     `error_feedback`: whether what the codec rounds away is added to the next update; by default with `int4`.
     `fragments`, `delay`, `alpha`, `eager`: exchange a part of the model at a time, behind training; see
     `atoll.training.stream`.

@@ -44,8 +44,8 @@ def is_averaging(rule: OuterRule) -> bool:
 
 
 def default_codec(rule: OuterRule) -> str:
-    """A mean of weights needs every bit of them; for a step along a mean update half the bits are enough."""
-    return "fp32" if is_averaging(rule) else "bf16"
+    """A mean of weights needs every bit of them; for a step along a mean update a byte for each value is enough."""
+    return "fp32" if is_averaging(rule) else "int8"
 
 
 def agreed_rule(rule: OuterRule, codec: str) -> OuterRule:
