@@ -1,0 +1,64 @@
+"""`atoll estimate`: the numbers a person sees, and what happens when the question makes no sense."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+QUESTION = ["estimate", "--params", "8B", "--replicas", "16", "--inner-steps", "100", "--step-time", "2s"]
+
+
+def test_the_page_shows_what_the_command_says(inside):
+    command = re.search(r"\$ atoll (estimate .*)", PAGE)
+    shown = re.search(r"```text\n(.*?)```", PAGE, re.S)
+    assert command is not None
+    assert shown is not None
+    done = inside(*command[1].split())
+    assert done.code == 0, done.stderr
+    assert done.stdout == shown[1]
+
+
+def test_for_programs_it_is_all_there(inside):
+    data = inside(*QUESTION, "--bandwidth", "25Gbit", "--codec", "int8", "--json").data
+    assert data["exchange"]["mode"] == "scatter"
+    assert data["setting"]["bandwidth_bytes_s"] == 25e9 / 8
+    assert set(data["dollars"]) == {"S3", "GCS", "Azure"}
+    assert data["dollars"]["S3"]["per_hour"] > data["dollars"]["S3"]["per_round"]
+
+
+def test_streaming_is_shown_next_to_blocking(inside):
+    done = inside(*QUESTION, "--fragments", 4, "--delay", 1)
+    assert "1 of 4 fragments" in done.stdout
+    assert re.search(r"streaming +0\.0 % of the time exposed \(0ms a round\), 100 % hidden", done.stdout)
+    blocking = inside("estimate", "--params", "8B", "-n", 16, "--inner-steps", 100, "--step-time", "50ms")
+    assert re.search(r"to hide it +stream with a delay of 105 steps", blocking.stdout) is None, "more than there are"
+    assert "to hide it" in inside("estimate", "--params", "8B", "-n", 16, "--step-time", "200ms").stdout
+
+
+def test_a_note_is_for_people_and_goes_to_stderr(inside):
+    done = inside("estimate", "--params", "70B", "-n", 64, "--chunk", "8MiB", "--connections", 8)
+    assert "note: 8 connections do not fill the network" in done.stderr
+    assert "note" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--params", "8X", "-n", "4"], "`8X`: write a number such as `350M`"),
+        (["--params", "8B", "-n", "4", "--bandwidth", "25G"], "`25G`: write a rate such as `25Gbit`"),
+        (["--params", "8B", "-n", "4", "--step-time", "soon"], "`soon`: write a length of time"),
+        (["--params", "8B", "-n", "4", "--chunk", "big"], "`big`: write an amount such as `64MiB`"),
+        (["--params", "8B", "-n", "1"], "replicas=1: from 2 to 1024"),
+        (["--params", "8B", "-n", "4", "--codec", "int9"], "unknown codec `int9`"),
+        (["--params", "8B", "-n", "4", "--mode", "ring"], "mode=ring: one of auto, whole, scatter"),
+        (["--params", "8B", "-n", "4", "--fragments", "3"], "inner_steps=100 is not a multiple of it"),
+        (["-n", "4"], "--params"),
+    ],
+)
+def test_a_mistake_is_named_with_what_would_be_right(inside, options, said):
+    done = inside("estimate", *options)
+    assert done.code == 2
+    assert said in done.stderr
