@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.rounds.member import Tuning
 from wire.report import Row, median
 from wire.server import WireServer
 from wire.team import Plan, Team, alternate
@@ -23,10 +22,9 @@ def latency_rows(parent: Path, replicas: int, mib: int, repeat: int) -> Iterator
         with near, far:
             endpoints = {"wire": near.uri("near"), "slow": far.uri("far")}
             with Team(Plan(replicas, mib << 18, ("wire", "slow"), here, endpoints)) as team:
-                team.warm_up()
-                seen = alternate(team, ("wire", "slow"), repeat)
+                seen = alternate(team.warm_up(), repeat)
     size = mib << 20
-    connections = Tuning().connections or 4
+    connections = max(turn.facts["connections"] for r in seen["slow"] for turn in r.turns)
     line_s = (size + ideal_down(replicas, size)) / (connections * BYTES_PER_S)
     near_s, far_s = median([r.wall_s for r in seen["wire"]]), median([r.wall_s for r in seen["slow"]])
     model_s = 4 * LATENCY_S + max(line_s, near_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.rounds.member import Tuning
 from wire.arms import can_recycle
 from wire.report import Row
 from wire.server import WireServer
@@ -26,7 +25,7 @@ def memory_rows(folder: Path, server: WireServer | None, replicas: int, mib: int
             for rank in range(replicas)
         )
         chunk_mib = rounds[0].turns[0].facts["chunk_bytes"] / 2**20
-        connections = Tuning().connections or 4
+        connections = max(turn.facts["connections"] for r in rounds for turn in r.turns)
         limit = 64 + connections * chunk_mib
         note = f"64 + {connections} connections × {chunk_mib:g} MiB; highest of {replicas} replicas in {_ROUNDS} rounds"
         yield Row(f"{NAMES[kind]}: extra MiB", replicas, mib, extra / 2**20, limit, note=note)

@@ -9,7 +9,7 @@ import multiprocessing
 import resource
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -102,9 +102,11 @@ class Team:
                 process.kill()
                 process.join()
 
-    def warm_up(self) -> dict[str, Round]:
+    def warm_up(self) -> dict[str, Team]:
         """One round of every arm: joining, first connections, first pages. Results are checked in full."""
-        return {arm: self.round(arm, is_checked_in_full=True) for arm in self.plan.arms}
+        for arm in self.plan.arms:
+            self.round(arm, is_checked_in_full=True)
+        return dict.fromkeys(self.plan.arms, self)
 
     def round(self, arm: str, *, is_checked_in_full: bool = False) -> Round:
         for end in self._ends:
@@ -196,11 +198,12 @@ def _check(seat: Seat, every: int, *, is_sum: bool) -> None:
             raise AssertionError(f"rank {seat.rank}: wrong result near element {start}")
 
 
-def alternate(team: Team, arms: Sequence[str], repeat: int) -> dict[str, list[Round]]:
-    """`repeat` rounds of every arm, in turn, so that a busy moment hits everybody."""
+def alternate(teams: Mapping[str, Team], repeat: int) -> dict[str, list[Round]]:
+    """`repeat` rounds of every arm, each by its team, in turn, so that a busy moment hits everybody."""
+    arms = list(teams)
     seen: dict[str, list[Round]] = {arm: [] for arm in arms}
     for turn in range(repeat):
         first = turn % len(arms)
         for arm in (*arms[first:], *arms[:first]):
-            seen[arm].append(team.round(arm))
+            seen[arm].append(teams[arm].round(arm))
     return seen
