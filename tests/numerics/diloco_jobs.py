@@ -62,7 +62,9 @@ def problem(rank: int) -> list[tuple[Tensor, Tensor]]:
     return [(x, torch.sin(x[:, :3])) for x in inputs]
 
 
-def train(ctx: atoll.ReplicaContext, *, rounds: int, points: dict[str, list] | None = None) -> dict:
+def train(
+    ctx: atoll.ReplicaContext, *, rounds: int, points: dict[str, list] | None = None, stream: dict | None = None
+) -> dict:
     """Dropout draws from the random state, so a resume that loses it shows in the digest."""
     torch.set_num_threads(1)
     torch.manual_seed(ctx.rank)
@@ -71,7 +73,7 @@ def train(ctx: atoll.ReplicaContext, *, rounds: int, points: dict[str, list] | N
     model = network()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     options = {"tuning": SMALL_PIECES, "chunk": 1024, "checkpoint": 2, "snapshot": 2}
-    with atoll.DiLoCo(model, inner, ctx, inner_steps=3, **options) as outer:
+    with atoll.DiLoCo(model, inner, ctx, **{"inner_steps": 3, **options, **(stream or {})}) as outer:
         for x, y in outer.steps(problem(ctx.rank), rounds=rounds):
             loss = nn.functional.mse_loss(model(x), y) * (1 + random.random() / 10)
             loss.backward()

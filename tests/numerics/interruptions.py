@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -52,8 +53,13 @@ def random_training(ctx: atoll.ReplicaContext, *, stop_after: int | None = None,
     return bits(model)
 
 
-def interrupted(world_size: int, *, victim: int, stop_after: int, rounds: int, **options: Any) -> list[bytes]:
-    """A run in which one replica dies after so many steps and is started again; the final bits of every replica."""
+def interrupted(
+    world_size: int, *, victim: int, stop_after: int, rounds: int, committed: int | None = None, **options: Any
+) -> list[bytes]:
+    """A run in which one replica dies after so many steps and is started again; the final bits of every replica.
+
+    With `committed`, it dies only when that round is.
+    """
 
     def once(ctx: atoll.ReplicaContext) -> bytes:
         model = perceptron(ctx.rank)
@@ -61,6 +67,8 @@ def interrupted(world_size: int, *, victim: int, stop_after: int, rounds: int, *
         with atoll.DiLoCo(model, inner, ctx, **{"inner_steps": 3, "tuning": QUICK, **options}) as outer:
             for count, batch in enumerate(outer.steps(batches(ctx.rank, 50), rounds=rounds)):
                 if ctx.rank == victim and ctx.attempt == 0 and count == stop_after:
+                    if committed is not None:
+                        until(lambda: is_committed(ctx, committed))
                     raise Killed
                 loss_of(model, batch).backward()
                 inner.step()
@@ -78,7 +86,18 @@ def interrupted(world_size: int, *, victim: int, stop_after: int, rounds: int, *
 
 def until_offered(ctx: atoll.ReplicaContext, round_no: int, *, rank: int) -> None:
     """Until the store has the update of another rank."""
-    keys, deadline = RoundKeys(ctx.run_id), time.monotonic() + 60
-    while not any(keys.parse_offer(key)[1] == rank for key in ctx.store.list(keys.offers_prefix(round_no))):
-        assert time.monotonic() < deadline, f"rank {rank} never offered anything for round {round_no}"
+    keys = RoundKeys(ctx.run_id)
+    until(lambda: any(keys.parse_offer(key)[1] == rank for key in ctx.store.list(keys.offers_prefix(round_no))))
+
+
+def is_committed(ctx: atoll.ReplicaContext, round_no: int) -> bool:
+    keys = RoundKeys(ctx.run_id)
+    return keys.commit(round_no) in ctx.store.list(keys.commits_prefix())
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Look again and again, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -47,11 +47,20 @@ def launched(entry: str, store: str, replicas: int, **options) -> list[dict]:
     return list(run.result().raise_for_failures().values)
 
 
+STREAMS = {
+    "blocking-bf16": {"codec": "bf16"},
+    "fragments-int4": {"codec": "int4", "inner_steps": 6, "fragments": 2, "delay": 2},
+    "eager-int8": {"codec": "int8", "inner_steps": 3, "eager": True},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("diloco_jobs")
-def test_killed_at_every_step_of_the_protocol_a_replica_comes_back_with_the_same_bits(store):
-    expected = launched("train", store, 3, args={"rounds": ROUNDS}, run_id="calm")
-    found = launched("train", store, 3, args={"rounds": ROUNDS, "points": POINTS}, run_id="stormy", max_restarts=3)
+@pytest.mark.parametrize("stream", STREAMS)
+def test_killed_at_every_step_of_the_protocol_a_replica_comes_back_with_the_same_bits(store, stream):
+    args = {"rounds": ROUNDS, "stream": STREAMS[stream]}
+    expected = launched("train", store, 3, args=args, run_id="calm")
+    found = launched("train", store, 3, args={**args, "points": POINTS}, run_id="stormy", max_restarts=3)
     assert [one.pop("attempt") for one in expected] == [0, 0, 0]
     assert [one.pop("attempt") for one in found] == [3, 3, 2]
     assert found == expected

@@ -122,10 +122,7 @@ class DiLoCo:
         is_fed_back = feedback.is_wanted(error_feedback, codec)
         owed = feedback.ErrorFeedback(codec, vector.fragments) if is_fed_back else None
         try:
-            self._loop = OuterLoop(
-                vector, rule, self._client, self._stream, owed, self._clock,
-                rank=self.ctx.rank, is_strict=self._quorum.is_strict,
-            )  # fmt: skip
+            self._loop = OuterLoop(vector, rule, self._client, self._stream, owed, self._clock, rank=self.ctx.rank)
             self._resume()
         except BaseException:
             self._client.close()

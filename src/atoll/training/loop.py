@@ -35,8 +35,6 @@ class Landing:
     """A round that is over and applied to the agreed state."""
 
     outcome: RoundOutcome
-    is_counted: bool
-    """Whether the mean has our update in it."""
     digest: str
     """Names the state it led to."""
 
@@ -62,13 +60,12 @@ class OuterLoop:
         clock: StoppableClock,
         *,
         rank: int,
-        is_strict: bool,
     ) -> None:
         self.vector, self.client, self.stream, self.feedback = vector, client, stream, feedback
         self.round_no = 0
         """The next round; the one under way, while one is."""
         self.flight: Flight | None = None
-        self._clock, self._rank, self._is_strict = clock, rank, is_strict
+        self._clock, self._rank = clock, rank
         self._background = Background(clock)
         self._chores: list[Future[object]] = []
         agreed = client.join(vector.tensors())
@@ -148,7 +145,7 @@ class OuterLoop:
             raise
         began = self._clock.monotonic()
         self.flight, self._digest = None, landing.digest
-        self._merge(fragment, landing.is_counted)
+        self._merge(fragment, is_included=landing.outcome.is_included)
         self.round_no += 1
         self.client.mark("apply", began, round_no=landing.outcome.round_no)
         return landing.outcome
@@ -179,33 +176,26 @@ class OuterLoop:
             done = self.client.exchange(round_no, source, weight=weight, fragment=fragment, base=base, out=sink)
             began = self._clock.monotonic()
             self.state.apply(fragment, room)
-            landing = Landing(done.outcome, self._is_counted(done.outcome), self.state.digest)
-            self._account(fragment, landing)
+            landing = Landing(done.outcome, self.state.digest)
+            self._account(fragment, landing.outcome)
             self.client.mark("apply", began, round_no=round_no)
             return landing
 
         return job
 
-    def _is_counted(self, outcome: RoundOutcome) -> bool:
-        """Whether our update is in the mean.
-
-        In a strict run also if an earlier process of this rank offered it: it was made of the same bits.
-        """
-        is_named = outcome.commit.contribution(self._rank) is not None
-        return outcome.is_included or (self._is_strict and is_named)
-
-    def _account(self, fragment: int, landing: Landing) -> None:
+    def _account(self, fragment: int, outcome: RoundOutcome) -> None:
+        """Say what of the update is still owed."""
         if self.feedback is None:
             return
-        if any(refused.rank == self._rank for refused in landing.outcome.commit.rejected):
+        if any(refused.rank == self._rank for refused in outcome.commit.rejected):
             self.feedback.forget(fragment)
         else:
-            self.feedback.settle(fragment, is_included=landing.is_counted)
+            self.feedback.settle(fragment, is_included=outcome.is_included)
 
-    def _merge(self, fragment: int, is_counted: bool) -> None:
+    def _merge(self, fragment: int, *, is_included: bool) -> None:
         """A replica whose update is not in the mean takes the agreed weights: its own led nowhere."""
         agreed = self.state.fragment(fragment)
-        if not is_counted:
+        if not is_included:
             self.settle()
         elif self._stand_in is not None:
             offsets = self._stand_in[: agreed.size]
@@ -222,7 +212,7 @@ class OuterLoop:
         if self.feedback is not None:
             self.feedback.forget(fragment)
         if self._stand_in is not None:
-            self._merge(fragment, is_counted=True)
+            self._merge(fragment, is_included=True)
 
     def _room(self, fragment: int) -> F32:
         """Where the update of a fragment is gathered, and its mean."""
