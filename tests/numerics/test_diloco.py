@@ -102,9 +102,8 @@ def test_one_replica_with_outer_lr_one_is_plain_training_to_the_bit(optimizer, o
     assert trained(True) == trained(False)
 
 
-@pytest.mark.parametrize(
-    ("codec", "tuning"), [("fp32", QUICK), ("bf16", QUICK), ("fp32", SCATTERED), ("bf16", SCATTERED)]
-)
+@pytest.mark.parametrize("tuning", [QUICK, SCATTERED])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 def test_replicas_hold_the_same_bits_after_every_round_whatever_the_delays(codec, tuning):
     def body(ctx: atoll.ReplicaContext) -> tuple[list[bytes], float]:
         model = perceptron(seed=ctx.rank)  # different: the agreed weights must win

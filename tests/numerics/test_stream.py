@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 import torch
 from diloco_toys import QUICK, SCATTERED, batches, bits, contexts, loss_of, perceptron, side_by_side
@@ -91,6 +94,36 @@ def test_live_weights_differ_between_replicas_while_the_agreed_state_does_not():
     first, second = streamed(contexts(2), rounds=6, inner_steps=6, fragments=2, delay=2)
     assert all(a != b for a, b in zip(first[0], second[0], strict=True))
     assert first[1:] == second[1:]
+
+
+@pytest.mark.parametrize("options", [{"fragments": 2, "delay": 1}, {"fragments": 2, "delay": 3}, {"eager": True}])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_replicas_agree_after_every_round_whatever_the_codec_and_the_delays(codec, options):
+    def body(ctx: atoll.ReplicaContext) -> list[str]:
+        model = perceptron(seed=ctx.rank)  # different: the agreed weights must win
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        chance = random.Random(ctx.rank)
+        history = []
+        settings = {"inner_steps": 6, "codec": codec, "tuning": SCATTERED, "snapshot": 99, **options}
+        with atoll.DiLoCo(model, inner, ctx, **settings) as outer:
+            history.append(outer.digest)
+            for batch in batches(ctx.rank, 51, size=8 + 4 * ctx.rank):  # other weights in the mean
+                time.sleep(chance.random() * 0.005)  # who is late differs from round to round
+                loss_of(model, batch).backward()
+                inner.step()
+                inner.zero_grad()
+                if outer.step(weight=float(len(batch[0]))) is not None:
+                    history.append(outer.digest)
+        return [*history, outer.digest]
+
+    replicas = contexts(3)
+    histories = side_by_side(replicas, body)
+    assert histories[0] == histories[1] == histories[2]
+    rounds = 51 * options.get("fragments", 1) // 6
+    assert len(set(histories[0])) == rounds + 1
+    report = verify(open_store(replicas[0].store_uri), "toy")
+    assert (report.difference, report.rounds, report.updates) == (None, rounds, 3 * rounds)
+    assert report.means > 0
 
 
 def test_without_fragments_and_delay_it_is_the_blocking_loop():
