@@ -27,7 +27,7 @@ from quality_runs import Arm, Replica, Setting, data_parallel, replica
 
 TEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "tinyshakespeare.txt"
 INT4 = {"codec": "int4", "error_feedback": True}
-PROBE_ROUNDS = 10
+PROBES, PROBE_ROUNDS = 4, 10
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,21 @@ def summed(
 def narrow_link(lab: Lab, setting: Setting, arm: Arm) -> tuple[float, float]:
     """The bandwidth at which a loop that waits for its exchange waits half of its time, and the share that it did wait.
 
-    A short run without a link tells how long computing takes, and what is sent; one with it tells whether it is so.
+    A short run without a link tells how long computing takes, and what is sent; more with it, whether it is so.
     """
     short = replace(setting, steps=PROBE_ROUNDS * setting.inner_steps)
     free = lab.diloco(short, arm)
     compute_s = statistics.mean(one.seconds * (1 - one.wait_share) for one in free) / PROBE_ROUNDS
     moved = statistics.mean(one.bytes_up["rounds"] + one.bytes_down["rounds"] for one in free) / PROBE_ROUNDS
-    bytes_s = moved / compute_s
-    held = lab.diloco(short, replace(arm, bytes_s=bytes_s))
-    return bytes_s, statistics.mean(one.wait_share for one in held)
+    bytes_s, waited = moved / compute_s, 0.5
+    for _ in range(PROBES):
+        bytes_s *= waited / (1 - waited)
+        held = lab.diloco(short, replace(arm, bytes_s=bytes_s))
+        waited = statistics.mean(one.wait_share for one in held)
+        say(f"blocking int4 waits {waited:.0%} of its time at {bytes_s / 1e6:.3f} MB/s")
+        if abs(waited - 0.5) <= 0.03:
+            break
+    return bytes_s, waited
 
 
 def arms(wanted: Sequence[str], stream: dict[str, Any]) -> dict[str, Arm]:
@@ -142,7 +148,6 @@ def measure(lab: Lab, settings: Sequence[Setting], wanted: dict[str, Arm]) -> di
     for name, arm in wanted.items():
         if name == "streaming":
             bytes_s, waited = narrow_link(lab, settings[0], Arm("blocking", INT4))
-            say(f"blocking int4 waits {waited:.0%} of its time at {bytes_s / 1e6:.2f} MB/s")
             result["blocking"] = {"bytes_s": bytes_s, "wait_share": waited}
             arm = replace(arm, bytes_s=bytes_s)
         row = summed(name, arm, settings, [lab.diloco(setting, arm) for setting in settings], base)
@@ -205,9 +210,11 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--inner-steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--fragments", type=int, default=2)
+    parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--delay", type=int, default=None, help="steps; by default inner steps / fragments")
-    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument(
+        "--alpha", type=float, default=None, help="mix live and agreed weights, instead of eager updates"
+    )
     parser.add_argument("--json", type=Path, default=None, help="write everything there")
     return parser.parse_args(words)
 
@@ -219,7 +226,8 @@ def main() -> int:
         for seed in range(args.seeds)
     ]
     delay = args.inner_steps // args.fragments if args.delay is None else args.delay
-    wanted = arms(args.arms, {"fragments": args.fragments, "delay": delay, "alpha": args.alpha})
+    merge = {"eager": True} if args.alpha is None else {"alpha": args.alpha}
+    wanted = arms(args.arms, {"fragments": args.fragments, "delay": delay, **merge})
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(args.replicas, mp_context=get_context("spawn")) as pool,

@@ -32,7 +32,10 @@ class Link:
 
 
 class LinkedStore:
-    """Another store, through a link of `bytes_s` bytes a second each way; None is as fast as the store is."""
+    """Another store, through a link of `bytes_s` bytes a second each way; None is as fast as the store is.
+
+    The initial weights and the last snapshot, which are no part of the training loop, do not use the link.
+    """
 
     def __init__(self, inner: Store, bytes_s: float | None = None) -> None:
         self.inner, self.uri = inner, inner.uri
@@ -48,7 +51,7 @@ class LinkedStore:
         data = self.inner.get(key, start=start, length=length)
         size = memoryview(data).nbytes
         self._count("", key, down=size)
-        self._down.carry(size)
+        self._carry(self._down, key, size)
         return data
 
     def put(self, key: str, data: Data) -> None:
@@ -70,7 +73,11 @@ class LinkedStore:
     def _send(self, verb: str, key: str, data: Data) -> None:
         size = sum(part.nbytes for part in pieces(data))
         self._count(verb, key, up=size)
-        self._up.carry(size)
+        self._carry(self._up, key, size)
+
+    def _carry(self, link: Link, key: str, size: int) -> None:
+        if purpose(key) != "state":
+            link.carry(size)
 
     def _count(self, verb: str, key: str, *, up: int = 0, down: int = 0) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torchft_replicas import (
@@ -25,6 +26,7 @@ from torchft_replicas import (
 
 from atoll.context import ReplicaContext
 from atoll.errors import ConfigError, StoreRefused
+from atoll.rounds.codec import codec, codec_names, recommended_mean
 from atoll.stores.base import Store
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
@@ -194,6 +196,33 @@ def test_a_tensor_too_many_is_an_error_of_its_round_and_of_no_other():
     assert isinstance(manager.errored(), ConfigError)
     assert one_round(3, 2, 0), "an empty one more does no harm"
     manager.shutdown()
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_with_every_codec_replicas_agree_to_the_bit_and_with_the_mean_within_its_bound(name):
+    given = [torch.randn(5000, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    true = np.mean([tensor.double().numpy() for tensor in given], axis=0)
+    update, mean = codec(name), codec(recommended_mean(name))
+    bound = np.mean([update.error_bound(tensor.numpy()) for tensor in given], axis=0) + 1e-6
+    bound = bound + mean.error_bound((np.abs(true) + bound).astype(np.float32))
+
+    def body(rank: int) -> tuple[np.ndarray, bytes]:
+        with Manager(store, rank, 2, tuning=QUICK, timeout_s=60.0, codec=name, run_id="mean") as manager:
+            manager.start_quorum()
+            manager.allreduce(tensor := given[rank].clone()).wait()
+            assert manager.should_commit()
+        one = Streaming(store, rank, codec=name, run_id="streaming")
+        with one.loop, one.manager:
+            for step in range(4 * EVERY):
+                one.gradients(step)
+                one.inner.step()
+        return tensor.numpy(), bits(one.agreed)
+
+    store = MemoryStore()
+    (first, agreed), (second, same) = side_by_side(2, body)
+    assert first.tobytes() == second.tobytes()
+    assert (np.abs(first - true) <= bound).all()
+    assert agreed == same != bits(weights(small_model()))
 
 
 def test_the_live_views_see_step_loss_bytes_and_waiting(tmp_path):

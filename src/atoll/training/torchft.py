@@ -79,6 +79,7 @@ class Manager:
         timeout_s: float = 1800.0,
         max_retries: int | None = None,
         codec: str = "fp32",
+        mean_codec: str | None = None,
         snapshot_every: int = 10,
         quorum: Quorum | None = None,
         tuning: Tuning | None = None,
@@ -96,7 +97,7 @@ class Manager:
         def make_client(layouts: list[Layout]) -> RoundClient:
             return RoundClient(
                 place.store, place.run_id, place.rank, place.world_size, layouts=layouts, attempt=place.attempt,
-                codec_name=codec, quorum=quorum, tuning=tuning, settings={"trainer": "torchft"},
+                codec_name=codec, mean_codec=mean_codec, quorum=quorum, tuning=tuning, settings={"trainer": "torchft"},
             )  # fmt: skip
 
         self._rounds = TorchftRounds(place.rank, make_client, snapshot_every, is_strict=quorum.is_strict)
