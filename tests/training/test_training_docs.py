@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import atoll
+from atoll.rounds.codec import codec, codec_names
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text()
@@ -62,7 +63,7 @@ def test_the_other_snippets_run(number):
 
 
 def test_there_are_snippets():
-    assert len(SNIPPETS) == 3
+    assert len(SNIPPETS) == 4
 
 
 def test_every_setting_on_the_page_exists_with_its_default():
@@ -70,10 +71,19 @@ def test_every_setting_on_the_page_exists_with_its_default():
 
     parameters = signature(atoll.DiLoCo).parameters
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, re.M)
+    codecs = {name: cell for name, cell in rows if name in codec_names()}
+    rows = [row for row in rows if row[0] not in codecs]
     assert {name for name, _ in rows} <= set(parameters)
+    assert set(parameters) - {name for name, _ in rows} <= {"model", "inner_optimizer", "ctx", "tuning", "chunk"}
     for name, default in rows:
         if default.strip().isdecimal():
             assert parameters[name].default == int(default)
+
+
+def test_every_codec_is_on_the_page_with_the_bytes_it_takes():
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", PAGE, re.M))
+    for name in codec_names():
+        assert float(rows[name]) == pytest.approx(codec(name).encoded_bytes(1 << 20) / (1 << 20), abs=5e-4)
 
 
 def test_the_example_trainer_is_under_150_lines_and_learns(monkeypatch):
