@@ -12,7 +12,7 @@ do not. A block with a value that is not finite or above `largest` gets NaN for 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from atoll.rounds.kernels import U16
 _WIRE = np.dtype("<u2")
 _NAN = 0x7FC0
 _INFINITE = 0x7F80
+_NEGATIVE = 0x8000
 _SMALLEST = 0x0480  # 2^-118
 _MAGIC = 1.5 * 2.0**23  # float32 has no fractions here: adding it rounds, and leaves the whole number in the low bits
 _HALF = 0.5 * (1 + 2.0**-15)  # a code is found by two rounded operations
@@ -63,11 +64,18 @@ class BlockCodec(TiledCodec):
     def lay(self, payload: memoryview, count: int) -> _Scaled:
         return _Scaled(self, payload, count)
 
-    def rows(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """The whole blocks as one matrix, and the shorter one at the end as another."""
-        whole = values.size // self.block * self.block
-        both = [values[:whole].reshape(-1, self.block), values[whole:].reshape(1, -1)]
-        return [matrix for matrix in both if matrix.size]
+    def peaks(self, magnitudes: F32) -> F32:
+        """The largest of each block. Bits of magnitudes are ordered as the magnitudes are, and NaN comes last."""
+        starts = np.arange(0, magnitudes.size, self.block)
+        return np.maximum.reduceat(magnitudes.view(np.int32), starts).view(np.float32)
+
+    def multiply(self, values: F32, factors: F32, out: F32) -> None:
+        """Each value with the factor of its block."""
+        whole = values.size // self.block
+        split = whole * self.block
+        shape = (whole, self.block)
+        np.multiply(values[:split].reshape(shape), factors[:whole, None], out=out[:split].reshape(shape))
+        np.multiply(values[split:], factors[whole:], out=out[split:])
 
     def scales(self, peaks: F32) -> U16:
         """From the largest magnitude of each block to its scale, as bfloat16 bits."""
@@ -78,12 +86,12 @@ class BlockCodec(TiledCodec):
         return bits
 
     def error_bound(self, values: F32) -> NDArray[np.float64]:
-        flat = np.ascontiguousarray(values).reshape(-1)
-        bound = np.abs(flat.astype(np.float64))  # where the block is written as zeros
-        for rows, bounds in zip(self.rows(flat), self.rows(bound), strict=True):
-            scales = self.scales(np.abs(rows).max(axis=1))
-            steps = from_bf16_bits(scales).astype(np.float64)
-            bounds[scales != 0] = _HALF * steps[scales != 0, None]
+        magnitudes = np.abs(np.ascontiguousarray(values).reshape(-1))
+        if not magnitudes.size:
+            return np.zeros(values.shape, dtype=np.float64)
+        scales = np.repeat(self.scales(self.peaks(magnitudes)), self.block)[: magnitudes.size]
+        # A block whose scale is 0 is lost whole.
+        bound = np.where(scales, _HALF * from_bf16_bits(scales).astype(np.float64), magnitudes)
         return bound.reshape(values.shape)
 
 
@@ -97,45 +105,40 @@ class _Scaled:
         self._codes = np.frombuffer(payload[split:], dtype=np.uint8)
 
     def check(self) -> None:
-        scales, top = self._scales, _bits(self._how.top)
-        is_bad = (scales > top) | ((scales < _SMALLEST) & (scales != 0))
-        if is_bad.any():
-            is_finite = bool(((scales & 0x7FFF) < _INFINITE).all())
-            what = "out of range" if is_finite else "not finite"
-            message = f"a scale of {np.count_nonzero(is_bad)} blocks of an {self._how.name} payload is {what}"
-            raise CorruptUpdate(message, check="scale" if is_finite else "finite")
+        """NaN is let through: every value of its block is NaN then, and whoever looks for such values finds it."""
+        scales = self._scales
+        is_scale = (scales == 0) | ((scales >= _SMALLEST) & (scales <= _bits(self._how.top)))
+        is_scale |= (scales >= _INFINITE) & (scales < _NEGATIVE)
+        if not is_scale.all():
+            message = f"an {self._how.name} payload has a scale that is out of range"
+            raise CorruptUpdate(message, check="scale")
 
     def write(self, start: int, values: F32) -> None:
+        how, first = self._how, start // self._how.block
         room = kernels.scratch.values[: values.size]
-        first = start // self._how.block
-        for rows, multiples in zip(self._how.rows(values), self._how.rows(room), strict=True):
-            self._scales[first : first + len(rows)] = self._multiples(rows, multiples)
-            first += len(rows)
-        self._how.pack(room.view(np.int32), self._part(start, values.size))
+        np.bitwise_and(values.view(np.int32), 0x7FFFFFFF, out=room.view(np.int32))
+        scales = how.scales(how.peaks(room))
+        self._scales[first : first + scales.size] = scales
+        self._multiples(values, scales, room)
+        how.pack(room.view(np.int32), self._part(start, values.size))
 
     def read(self, start: int, room: F32) -> F32:
         self._how.unpack(self._part(start, room.size), room)
         first = start // self._how.block
-        for rows in self._how.rows(room):
-            steps = from_bf16_bits(self._scales[first : first + len(rows)])
-            steps *= np.float32(self._how.unit)
-            np.multiply(rows, steps[:, None], out=rows)
-            first += len(rows)
+        steps = from_bf16_bits(self._scales[first : first + self._how.blocks(room.size)])
+        steps *= np.float32(self._how.unit)
+        self._how.multiply(room, steps, room)
         return room
 
-    def _multiples(self, rows: F32, out: F32) -> U16:
-        """Fill `out` with floats that have the codes in their low bits; the scales come back."""
-        magnitudes = np.bitwise_and(rows.view(np.int32), 0x7FFFFFFF, out=out.view(np.int32))
-        peaks = np.maximum.reduce(magnitudes, axis=1).view(np.float32)  # bits of magnitudes are ordered as they are
-        scales = self._how.scales(peaks)
+    def _multiples(self, values: F32, scales: U16, out: F32) -> None:
+        """Fill `out` with floats that have the codes in their low bits."""
         steps = from_bf16_bits(scales)
         inverse = np.divide(np.float32(1), steps, out=np.zeros_like(steps), where=steps > 0)
-        np.multiply(rows, inverse[:, None], out=out)
+        self._how.multiply(values, inverse, out)
         magic = np.float32(_MAGIC + self._how.offset)
         np.add(out, magic, out=out)
-        if (is_bad := scales == _NAN).any():
-            out[is_bad] = magic
-        return scales
+        for bad in np.flatnonzero(scales == _NAN) * self._how.block:
+            out[bad : bad + self._how.block] = magic
 
     def _part(self, start: int, count: int) -> NDArray[np.uint8]:
         first = self._how.code_bytes(start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.rounds import kernels
 from atoll.rounds.codec import F32, as_bytes, check_length
 from atoll.rounds.codec_tiles import TiledCodec
 from atoll.stores.base import Buffer
@@ -44,6 +45,9 @@ class Fp32(TiledCodec):
     def decode(self, payload: Buffer, count: int) -> F32:
         view = check_length(self.name, payload, 4 * count)
         return np.frombuffer(view, dtype=_WIRE).astype(np.float32, copy=False)
+
+    def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
+        kernels.add(total, self.decode(payload, total.size), factor)
 
     def error_bound(self, values: F32) -> NDArray[np.float64]:
         return np.zeros(values.shape, dtype=np.float64)

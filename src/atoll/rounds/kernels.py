@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 F32: TypeAlias = NDArray[np.float32]
 U16: TypeAlias = NDArray[np.uint16]
 
-TILE = 1 << 17
+TILE = 1 << 18
 """Elements worked on at once; a multiple of every codec's block."""
 
 _TAIL = np.uint64((1 << 29) - 1)  # what float64 has below the last bit of float32

@@ -8,3 +8,7 @@ except ImportError as exc:
     from atoll.errors import MissingExtra
 
     raise MissingExtra("torch", extra="train") from exc
+
+from atoll.training import kernels as kernels
+
+kernels.install()

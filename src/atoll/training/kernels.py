@@ -1,0 +1,84 @@
+"""torch for the two operations that numpy is slow at: rounding to bfloat16, and multiply-and-add rounded once.
+
+`install` is called wherever training begins. It compares bits with numpy first, so that a build of torch that computes
+otherwise changes nothing. torch works on lists of pieces too small to be shared out to its own threads: the callers of
+these are threads already, and no thread setting of the process is touched.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.rounds import kernels
+from atoll.rounds.kernels import F32, U16
+
+_PIECE = 31 << 10  # torch shares out work from 32 Ki elements on
+
+
+class TorchKernels:
+    """The same bits as numpy for finite values; what is not finite stays so."""
+
+    name = "torch"
+
+    def to_bf16(self, values: F32, out: U16) -> None:
+        rounded = _tensor(out.view(np.int16)).view(torch.bfloat16)
+        torch._foreach_copy_(torch.split(rounded, _PIECE), torch.split(_tensor(values), _PIECE))
+
+    def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
+        pieces = (torch.split(_tensor(array), _PIECE) for array in (a, c, out))
+        for one, addend, room in zip(*pieces, strict=True):
+            torch.add(addend, one, alpha=float(b), out=room)
+
+
+def install() -> bool:
+    """Use torch from now on, if it computes what numpy computes. Says whether it does."""
+    if is_right := _agrees_with_numpy():
+        kernels.use(TorchKernels())
+    return is_right
+
+
+@cache
+def _agrees_with_numpy() -> bool:
+    """On numbers of all sizes, on ties, and at every place in a vector register."""
+    rng = np.random.default_rng(0)
+    theirs, ours = TorchKernels(), kernels.NUMPY
+    for size in (*range(1, 18), 33, 4099):
+        bits = rng.integers(0, 1 << 32, (2, size), dtype=np.uint32)
+        bits[:, ::3] &= np.uint32(0xFFFF8000)
+        a, c = np.where(np.isfinite(bits.view(np.float32)), bits.view(np.float32), np.float32(1))
+        c[::2] = a[::2] * rng.uniform(-1, 1, a[::2].size).astype(np.float32)
+        if not (_same_bf16(theirs, ours, a) and all(_same_fma(theirs, ours, a, b, c) for b in (0.9, -0.7, 2.0**-12))):
+            return False
+    return True
+
+
+def _same_bf16(theirs: kernels.Kernels, ours: kernels.Kernels, values: F32) -> bool:
+    each = np.empty((2, values.size), dtype=np.uint16)
+    theirs.to_bf16(values, each[0])
+    ours.to_bf16(values, each[1])
+    return bool(np.array_equal(*each))
+
+
+def _same_fma(theirs: kernels.Kernels, ours: kernels.Kernels, a: F32, b: float, c: F32) -> bool:
+    each = np.empty((2, a.size), dtype=np.float32)
+    theirs.fma(a, np.float32(b), c, each[0])
+    ours.fma(a, np.float32(b), c, each[1])
+    return bool(np.array_equal(*each.view(np.uint32)))
+
+
+def _tensor(array: NDArray[np.float32] | NDArray[np.int16]) -> torch.Tensor:
+    """The array as torch sees it. One that may only be read is not written to here, but torch would warn of it."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Alias(array)))
+
+
+class _Alias:
+    """The memory of an array without its read-only mark."""
+
+    def __init__(self, array: NDArray[np.float32] | NDArray[np.int16]) -> None:
+        self._array = array  # kept alive
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
