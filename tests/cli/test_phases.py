@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
 import pytest
+from cli_terminal import terminal
 from rounds_of_a_run import SIZE, hold_rounds, joined, store_at
 
 from atoll.cli.lookout import waiting_text
@@ -149,6 +151,7 @@ def rounds(ctx, *, count=2, gate=None):
                 while not os.path.exists(gate):
                     time.sleep(0.02)
             client.exchange(round_no, np.ones(4096, np.float32), weight=1.0)
+            client.mark("apply", time.monotonic())
             used = client.counters
             ctx.log(round_no=round_no, loss=0.5, bytes_up=used.bytes_up, bytes_down=used.bytes_down)
         client.leave()
@@ -181,3 +184,33 @@ def test_status_says_whom_a_round_waits_for(cli):
     gate.touch()
     assert cli("wait", run).code == 0
     assert "waiting" not in cli("status", run, "--json").data
+
+
+def test_the_screen_shows_the_last_rounds_and_whom_the_next_waits_for(cli):
+    (cli.folder / "roundjob.py").write_text(JOB)
+    gate = cli.folder / "gate"
+    run = cli.detached("roundjob:rounds", "-n", 2, "--arg", f"gate={gate}")
+    with terminal(cli, "top", run, rows=24, columns=200) as screen:
+        screen.until("round 1 waits for rank 1")
+        drawn = screen.until("shape: c compute")
+        for word in ("exposed", "hidden", "requests", "q leaves"):
+            assert word in drawn
+        gate.touch()
+        screen.until("succeeded")
+        screen.press("q")
+        assert screen.end() == 0
+    assert cli("wait", run).code == 0
+
+
+def test_the_lines_of_a_run_without_a_terminal_say_whom_it_waits_for(cli):
+    (cli.folder / "roundjob.py").write_text(JOB)
+    gate = cli.folder / "gate"
+    run = cli.detached("roundjob:rounds", "-n", 2, "--arg", f"gate={gate}")
+    while cli("status", run, "--json").data.get("waiting", {}).get("round") != 1:
+        pass
+    process = cli.start("status", run, "--watch", stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"round 1 waits for rank 1" in process.stderr.readline()
+    gate.touch()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
