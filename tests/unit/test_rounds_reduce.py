@@ -87,3 +87,40 @@ def test_adding_while_decoding_gives_the_same_bits(name: str, size: int, weights
         direct.add_encoded(how, payload)
     assert direct.mean() is room
     assert room.tobytes() == plain.mean().tobytes()
+
+
+@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("size", [0, 1, 2049, 300_001])
+@pytest.mark.parametrize("weights", [[1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0], [5.0]])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_windows_of_contributions_give_the_same_bits(name: str, size: int, weights: list[float], window: int) -> None:
+    how, coefficients = codec(name), Coefficients.of(weights)
+    payloads = [b"".join(how.encode(values)) for values in contributions(size, len(weights), size)]
+    one_by_one, in_windows = Accumulator(size, coefficients), Accumulator(size, coefficients)
+    for payload in payloads:
+        one_by_one.add_encoded(how, payload)
+    for first in range(0, len(payloads), window):
+        in_windows.add_all(how, payloads[first : first + window])
+    wanted = one_by_one.mean().tobytes()
+    assert in_windows.mean().tobytes() == wanted
+    assert in_windows.mean().tobytes() == wanted, "asking twice divides once"
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_a_mix_of_ways_to_add_gives_the_same_bits(name: str) -> None:
+    how, coefficients = codec(name), Coefficients.of([1.0] * 4)
+    payloads = [b"".join(how.encode(values)) for values in contributions(9, 4, 70_001)]
+    wanted, mixed = Accumulator(70_001, coefficients), Accumulator(70_001, coefficients)
+    for payload in payloads:
+        wanted.add_encoded(how, payload)
+    mixed.add(how.decode(payloads[0], 70_001))
+    mixed.add_all(how, payloads[1:3])
+    mixed.add_encoded(how, payloads[3])
+    assert mixed.mean().tobytes() == wanted.mean().tobytes()
+
+
+def test_a_payload_of_the_wrong_length_is_refused_in_a_window() -> None:
+    how = codec("fp32")
+    accumulator = Accumulator(10, Coefficients.of([1.0, 1.0]))
+    with pytest.raises(CorruptUpdate, match="bytes"):
+        accumulator.add_all(how, [bytes(40), bytes(36)])

@@ -22,11 +22,24 @@ _MEANS = {"int4": "int8"}
 DEFAULT = "bf16"
 
 
+class Opened(Protocol):
+    """A payload that is known to be of the right length, read piece by piece."""
+
+    def read(self, start: int, room: F32) -> F32:
+        """The next `room.size` values from `start`: in `room`, or where they lie.
+
+        `start` is a multiple of 2048; so is the size of `room`, unless it ends with the payload. At most `TILE` values.
+        """
+        ...
+
+
 @runtime_checkable
 class Codec(Protocol):
     """One way to write a chunk down."""
 
     name: str
+    tile: int
+    """How many values are best worked on at once."""
     largest: float
     """Magnitudes above this do not survive; an update that has one is not finite on the wire."""
 
@@ -51,6 +64,10 @@ class Codec(Protocol):
 
     def decode_into(self, payload: Buffer, out: F32) -> None:
         """Write the `out.size` values of the payload into a contiguous array. Raises as `decode` does."""
+        ...
+
+    def open(self, payload: Buffer, count: int) -> Opened:
+        """The payload, to be read piece by piece. Raises as `decode` does."""
         ...
 
     def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:

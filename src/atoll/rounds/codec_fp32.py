@@ -32,6 +32,7 @@ class Fp32(TiledCodec):
 
     name = "fp32"
     largest = float(np.finfo(np.float32).max)
+    tile = 1 << 15  # there is nothing to do but to add: what is added to had better stay in the nearest cache
 
     def encoded_bytes(self, count: int) -> int:
         return 4 * count

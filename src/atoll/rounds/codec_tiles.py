@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.rounds import kernels
-from atoll.rounds.codec import F32, check_length, writable
+from atoll.rounds.codec import F32, Opened, check_length, writable
 from atoll.rounds.kernels import TILE
 from atoll.stores.base import Buffer
 
 
-class Laid(Protocol):
-    """A payload as arrays. `start` is always a multiple of `TILE`, and at most `TILE` values are asked for at once."""
+class Laid(Opened, Protocol):
+    """A payload as arrays, to be written or read."""
 
     def check(self) -> None:
         """Raise `CorruptUpdate` if no finite values are written like this."""
@@ -26,16 +26,13 @@ class Laid(Protocol):
 
     def write(self, start: int, values: F32) -> None: ...
 
-    def read(self, start: int, room: F32) -> F32:
-        """The next `room.size` values from `start`: in `room`, or where they lie."""
-        ...
-
 
 class TiledCodec(ABC):
     """A `Codec` made of tiles."""
 
     name: str
     largest: float
+    tile = TILE
 
     @abstractmethod
     def encoded_bytes(self, count: int) -> int: ...

@@ -15,7 +15,7 @@ import numpy as np
 
 from atoll.errors import CorruptUpdate
 from atoll.rounds import kernels
-from atoll.rounds.codec import F32, Codec
+from atoll.rounds.codec import F32, Codec, Opened
 from atoll.stores.base import Buffer
 
 
@@ -48,6 +48,7 @@ class Accumulator:
         self._sum: F32 = np.empty(size, dtype=np.float32) if out is None else out
         self._coefficients = coefficients
         self._taken = 0
+        self._is_mean = False
 
     def add(self, values: F32) -> None:
         """The next contribution in rank order."""
@@ -67,13 +68,46 @@ class Accumulator:
             self._scale_first()
         self._taken += 1
 
+    def add_all(self, how: Codec, payloads: Sequence[Buffer]) -> None:
+        """The next contributions in rank order, in one pass over memory: the same bits as `add_encoded` of each.
+
+        Each sum stays in the cache until all of them are in it, and is divided there if they are the last.
+        """
+        opened = [how.open(payload, self._sum.size) for payload in payloads]
+        is_last = self._taken + len(opened) == self._coefficients.count
+        with kernels.quiet():
+            for start in range(0, self._sum.size, how.tile):
+                part = self._sum[start : start + how.tile]
+                self._add_tiles(opened, start, part)
+                if is_last:
+                    self._divide(part)
+        self._taken += len(opened)
+        self._is_mean = is_last
+
     def mean(self) -> F32:
         """The result, once every contribution is in."""
         assert self._taken == self._coefficients.count, "every contribution is added exactly once"
-        if self._coefficients.factors is None and self._coefficients.count > 1:
-            with np.errstate(under="ignore"):
-                np.divide(self._sum, np.float32(self._coefficients.count), out=self._sum)
+        if not self._is_mean:
+            self._divide(self._sum)
+            self._is_mean = True
         return self._sum
+
+    def _add_tiles(self, opened: Sequence[Opened], start: int, part: F32) -> None:
+        so_far: F32 | None = part if self._taken else None
+        for turn, contribution in enumerate(opened, self._taken):
+            factors = self._coefficients.factors
+            values = contribution.read(start, part if so_far is None else kernels.scratch.values[: part.size])
+            if factors is not None:
+                room = part if so_far is None else kernels.scratch.values[: part.size]
+                values = np.multiply(values, factors[turn], out=room)
+            so_far = values if so_far is None else np.add(so_far, values, out=part)
+        if so_far is not part and so_far is not None:
+            np.copyto(part, so_far)
+
+    def _divide(self, part: F32) -> None:
+        if self._coefficients.factors is None and self._coefficients.count > 1:
+            with kernels.quiet():
+                np.divide(part, np.float32(self._coefficients.count), out=part)
 
     @property
     def _factor(self) -> np.float32 | None:
@@ -82,7 +116,7 @@ class Accumulator:
 
     def _scale_first(self) -> None:
         if self._factor is not None:
-            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            with kernels.quiet():
                 np.multiply(self._sum, self._factor, out=self._sum)
 
 
