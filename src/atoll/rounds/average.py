@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.errors import CorruptUpdate, LeftBehind
+from atoll.rounds import fused
 from atoll.rounds.chunks import Encoded, MeanChunk
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.member import Member
@@ -18,6 +19,7 @@ from atoll.rounds.ops import Discard, Gather, Steps
 from atoll.rounds.parts import Averaging, Foreseen, contribution_of, fetch_offers, joined, offer_of, read_part, release
 from atoll.rounds.publish import mend_offer
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
+from atoll.rounds.seal import checksum
 from atoll.rounds.vectors import Room
 from atoll.stores.base import Buffer
 
@@ -28,6 +30,9 @@ class Reduced:
 
     values: F32
     encoded: list[Buffer]
+    check: str
+    """XXH3-64 of the encoded bytes; empty if it was not needed."""
+    is_finite: bool
     parts: tuple[str | None, ...]
 
 
@@ -85,9 +90,7 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
     pauses = member.pauses()
     waited_s = 0.0
     while True:
-        stands = yield from _published(work, chunk)
-        if stands is not None:
-            _deliver(work, chunk, stands.payload)
+        if (yield from _take(work, chunk)):
             return
         if waited_s >= member.tuning.patience_s:
             yield from _mend(work, chunk)
@@ -125,7 +128,7 @@ def _mend(work: Averaging, chunk: int) -> Steps[None]:
 def _publish(work: Averaging, chunk: int) -> Steps[bool]:
     """Average a chunk and create it; False when another one stands, which then is the one to take."""
     reduced = yield from _reduce(work, chunk)
-    sealed = work.name(chunk).seal(reduced.parts, reduced.encoded)
+    sealed = work.name(chunk).seal(reduced.parts, reduced.encoded, check=reduced.check)
     if not (yield from work.member.io.create(work.key(chunk), sealed)):
         if None in reduced.parts or (yield from _published(work, chunk)) is not None:
             return False
@@ -134,29 +137,36 @@ def _publish(work: Averaging, chunk: int) -> Steps[bool]:
     return True
 
 
-def _published(work: Averaging, chunk: int) -> Steps[MeanChunk | None]:
+def _published(work: Averaging, chunk: int, *, is_checked: bool = True) -> Steps[MeanChunk | None]:
     """A chunk of the mean as published, or None while there is no good one."""
     data = yield from work.member.io.probe(work.key(chunk))
     if data is None:
         return None
     try:
-        found = work.name(chunk).open(data)
+        found = work.name(chunk).open(data, is_checked=is_checked)
     except CorruptUpdate:
         return None
     return found if _fits(work, found.parts, chunk) else None
 
 
-def _deliver(work: Averaging, chunk: int, payload: Buffer) -> None:
-    """Decode a chunk of the mean straight into its place."""
+def _take(work: Averaging, chunk: int) -> Steps[bool]:
+    """Take a chunk of the mean from the store to its place, checked on the way; False while there is no good one."""
+    found = yield from _published(work, chunk, is_checked=False)
+    if found is None:
+        return False
     began = work.member.io.clock.monotonic()
     how = codec(work.member.agreement.mean_codec)
     start, stop = work.grid.span(chunk)
     room = work.sink.room(start, stop) if isinstance(work.sink, Room) else None
-    if room is None:
-        work.sink.write(start, how.decode(payload, stop - start))
-    else:
-        how.decode_into(payload, room)
+    if how.name == "fp32" and room is not None:
+        is_good = fused.copy_and_check(how.decode(found.payload, stop - start), room) == found.check
+    elif is_good := checksum(found.payload) == found.check:
+        if room is None:
+            work.sink.write(start, how.decode(found.payload, stop - start))
+        else:
+            how.decode_into(found.payload, room)
     work.member.io.spend("reduce", began)
+    return is_good
 
 
 def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
@@ -171,12 +181,11 @@ def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
         few = seats[first : first + window]
         found: list[Encoded] = yield Gather([contribution_of(work, seat, chunk) for seat in few], window)
         began = member.io.clock.monotonic()
-        for seat, one in zip(few, found, strict=True):
-            accumulator.add_encoded(codec(member.agreement.codec), one.payload)
-            parts[seat.rank] = one.check
+        accumulator.add_all(codec(member.agreement.codec), [one.payload for one in found])
+        parts |= {seat.rank: one.check for seat, one in zip(few, found, strict=True)}
         member.io.spend("reduce", began)
     reduced = finish(member, accumulator, tuple(parts.get(rank) for rank in work.party.ranks), work.commit.mode)
-    if not is_finite(reduced.values):
+    if not reduced.is_finite:
         yield from _blame(work, chunk)
     return reduced
 
@@ -184,14 +193,13 @@ def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
 def finish(member: Member, accumulator: Accumulator, parts: tuple[str | None, ...], mode: str) -> Reduced:
     """The mean as everybody will have it: rounded by its codec if it is published, as it is otherwise."""
     began = member.io.clock.monotonic()
+    how = codec(member.agreement.mean_codec if mode == "scatter" else "fp32")
     mean = accumulator.mean()
-    if mode == "whole":
-        return Reduced(mean, [], parts)
-    how = codec(member.agreement.mean_codec)
     encoded = how.encode(mean)
     values = how.decode(joined(encoded), mean.size)
+    done = Reduced(values, encoded, checksum(*encoded), is_finite(values), parts)
     member.io.spend("reduce", began)
-    return Reduced(values, encoded, parts)
+    return done
 
 
 def _left_out(work: Averaging, chunk: int) -> Steps[set[int]]:

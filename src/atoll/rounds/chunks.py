@@ -42,13 +42,16 @@ def update_header(offer: Offer, grid: Grid, chunk: int) -> dict[str, Any]:
     }
 
 
-def seal_chunk(header: dict[str, Any], payload: list[Buffer]) -> list[memoryview]:
-    return seal_frame(header, payload)
+def seal_chunk(header: dict[str, Any], payload: list[Buffer], *, check: str | None = None) -> list[memoryview]:
+    return seal_frame(header, payload, check=check)
 
 
-def open_update(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> Encoded:
-    """A chunk whose header is `header` as far as that goes, and whose checksum is `wanted` if that is known."""
-    frame = open_frame(data, kind=header["kind"])
+def open_update(data: Buffer, header: dict[str, Any], *, wanted: str | None = None, is_checked: bool = True) -> Encoded:
+    """A chunk whose header is `header` as far as that goes, and whose checksum is `wanted` if that is known.
+
+    Without `is_checked`, that the payload has the checksum it claims is for the caller to see.
+    """
+    frame = open_frame(data, kind=header["kind"], is_checked=is_checked)
     found = frame.header
     odd = sorted(name for name in header if found.get(name) != header[name])
     if odd:
@@ -84,6 +87,7 @@ class MeanChunk:
     """A chunk of the mean: its bytes, and the checksum of each part in it, or None for a part that was left out."""
 
     payload: Buffer
+    check: str
     parts: tuple[str | None, ...]
 
 
@@ -112,19 +116,20 @@ class MeanName:
             **_place(self.grid, self.chunk),
         }
 
-    def seal(self, parts: Sequence[str | None], payload: list[Buffer]) -> list[memoryview]:
-        return seal_frame({**self.header(), "parts": list(parts)}, payload)
+    def seal(self, parts: Sequence[str | None], payload: list[Buffer], *, check: str | None = None) -> list[memoryview]:
+        return seal_frame({**self.header(), "parts": list(parts)}, payload, check=check)
 
-    def open(self, data: Buffer) -> MeanChunk:
+    def open(self, data: Buffer, *, is_checked: bool = True) -> MeanChunk:
         header = self.header()
-        frame = open_frame(data, kind="mean")
+        frame = open_frame(data, kind="mean", is_checked=is_checked)
         odd = sorted(name for name in header if frame.header.get(name) != header[name])
         parts = frame.header.get("parts")
         if odd or not isinstance(parts, list):
             raise _corrupt(header, f"differs in {', '.join(odd or ['parts'])}", "identity")
         if len(frame.payload) != codec(self.codec).encoded_bytes(self.grid.count(self.chunk)):
             raise _corrupt(header, f"has a payload of {len(frame.payload)} bytes", "length")
-        return MeanChunk(frame.payload, tuple(None if part is None else text(part) for part in parts))
+        told = tuple(None if part is None else text(part) for part in parts)
+        return MeanChunk(frame.payload, text(frame.header.get("xxh3")), told)
 
 
 def _place(grid: Grid, chunk: int) -> dict[str, Any]:

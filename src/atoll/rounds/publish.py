@@ -13,6 +13,7 @@ from itertools import count
 import numpy as np
 
 from atoll.errors import CorruptUpdate, KeyNotFound
+from atoll.rounds import fused
 from atoll.rounds.chunks import seal_chunk, update_header
 from atoll.rounds.claims import fenced
 from atoll.rounds.codec import F32, codec
@@ -23,9 +24,6 @@ from atoll.rounds.records import Rejection
 from atoll.rounds.seal import checksum
 from atoll.rounds.vectors import Source
 from atoll.stores.base import Buffer
-
-_ROW = 4096
-"""Values summed up in float32 before the sum goes on in float64: short enough to keep four digits of a norm."""
 
 
 def draft_offer(member: Member, round_no: int, fragment: int, weight: float, base: str) -> Offer:
@@ -73,34 +71,23 @@ def _write_chunk(
     """(checksum, sum of squares, encoded bytes if they are to be kept), or None when a value is not finite."""
     began = member.io.clock.monotonic()
     grid, how = member.grid(draft.fragment), codec(draft.codec)
-    values = source.read(*grid.span(chunk))
-    square = sum_of_squares(values)
+    values = np.ascontiguousarray(source.read(*grid.span(chunk)), dtype=np.float32)
+    square, check = fused.squares_and_check(values) if how.name == "fp32" else (fused.sum_of_squares(values), "")
     # No value is larger than the norm, so most of the time the norm says that all of them are within bounds.
     if not square < how.largest**2 and not is_within(values, how.largest):
         return None
     parts = how.encode(values)
-    check = checksum(*parts)
+    check = check or checksum(*parts)
     member.io.spend("encode", began)
     if is_written:
-        yield from put_chunk(member, draft, chunk, parts)
+        yield from put_chunk(member, draft, chunk, parts, check)
     return check, square, parts if is_kept else []
 
 
-def put_chunk(member: Member, offer: Offer, chunk: int, parts: list[Buffer]) -> Steps[None]:
-    """Write one chunk of our update."""
-    sealed = seal_chunk(update_header(offer, member.grid(offer.fragment), chunk), parts)
+def put_chunk(member: Member, offer: Offer, chunk: int, parts: list[Buffer], check: str | None = None) -> Steps[None]:
+    """Write one chunk of our update; `check` is its checksum if that is known."""
+    sealed = seal_chunk(update_header(offer, member.grid(offer.fragment), chunk), parts, check=check)
     yield from member.io.put(member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk), sealed)
-
-
-def sum_of_squares(values: F32) -> float:
-    """Not finite if a value is not finite. Exact enough for a norm, and one pass at the speed of memory."""
-    rows = values.size // _ROW
-    head, tail = values[: rows * _ROW].reshape(rows, _ROW), values[rows * _ROW :]
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        total = float(np.einsum("ij,ij->i", head, head).sum(dtype=np.float64)) + float(np.einsum("i,i->", tail, tail))
-        if not math.isfinite(total) or total < 1e-30:  # squares of large or small values do not fit in float32
-            total = float(np.square(values, dtype=np.float64).sum())
-    return total
 
 
 def is_within(values: F32, largest: float) -> bool:

@@ -79,20 +79,22 @@ class Frame:
     payload: memoryview
 
 
-def seal_frame(header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> list[memoryview]:
-    """A frame as buffers to be written as one object; the payload is not copied."""
+def seal_frame(
+    header: Mapping[str, Any], payload: Sequence[Buffer] = (), *, check: str | None = None
+) -> list[memoryview]:
+    """A frame as buffers to be written as one object; the payload is not copied. `check`: its checksum, if known."""
     parts = [part for part in pieces(list(payload)) if len(part)]
-    text = canonical({**header, "xxh3": checksum(*parts)})
+    text = canonical({**header, "xxh3": check or checksum(*parts)})
     text += b" " * (-(_PREAMBLE.size + len(text)) % ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise InternalError(f"a header of {len(text)} bytes is over the limit of {MAX_HEADER_BYTES}")
     front = _PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0, sum(map(len, parts)), 0)[:_CHECKED_BYTES]
-    check = xxhash.xxh3_64_intdigest(front + text)
-    return [memoryview(front + struct.pack("<Q", check) + text), *parts]
+    seal = xxhash.xxh3_64_intdigest(front + text)
+    return [memoryview(front + struct.pack("<Q", seal) + text), *parts]
 
 
-def open_frame(data: Buffer, *, kind: str) -> Frame:
-    """A frame of this kind with every byte checked."""
+def open_frame(data: Buffer, *, kind: str, is_checked: bool = True) -> Frame:
+    """A frame of this kind with every byte checked; without `is_checked`, the payload is for the caller to check."""
     view = memoryview(data).cast("B")
     if len(view) < _PREAMBLE.size:
         raise CorruptUpdate(f"{_a(kind)} of {len(view)} bytes is too short", check="length")
@@ -108,7 +110,8 @@ def open_frame(data: Buffer, *, kind: str) -> Frame:
     header = parse_json(text)
     if header.get("kind") != kind:
         raise CorruptUpdate(f"a frame is of kind {header.get('kind')!r}, not {kind!r}", check="kind")
-    if checksum(payload := view[start:]) != header.get("xxh3"):
+    payload = view[start:]
+    if is_checked and checksum(payload) != header.get("xxh3"):
         raise CorruptUpdate(f"the payload of {_a(kind)} fails its checksum", check="checksum")
     return Frame(header, payload)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from atoll.rounds.codec import F32
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.parts import Foreseen
 from atoll.rounds.publish import draft_offer, is_inline
 from atoll.rounds.records import Commit
-from atoll.rounds.vectors import Sink, Source
+from atoll.rounds.vectors import Room, Sink, Source
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Turn:
     @cached_property
     def mode(self) -> str:
         return self.member.exchange_mode(self.fragment, len(self.expected))
+
+    def room(self, start: int, stop: int) -> F32 | None:
+        """Where the mean of these elements may be made; None if it has to be made elsewhere and copied."""
+        return self.sink.room(start, stop) if self.is_separate and isinstance(self.sink, Room) else None
 
     @cached_property
     def is_inline(self) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
 LEAST_BYTES = 1 << 16
+_numbers = count()
 _MOST = 512
 """Spares of one size; what is deleted beyond that is gone."""
 
@@ -23,6 +25,7 @@ class Spares:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = Lock()
+        self._prefix = f"{uuid.uuid4().hex}."
         self._known: dict[int, list[str]] = {}
 
     def keep(self, path: Path) -> bool:
@@ -39,7 +42,7 @@ class Spares:
             if len(known) >= _MOST:
                 return False
         home.mkdir(parents=True, exist_ok=True)
-        name = uuid.uuid4().hex
+        name = f"{self._prefix}{next(_numbers)}"
         os.rename(path, home / name)
         with self._lock:
             known.append(name)

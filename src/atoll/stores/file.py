@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes, urlsplit
@@ -24,6 +25,7 @@ from atoll.stores._file_spares import Spares
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 
 _LEFTOVER_AGE_S = 24 * 3600.0
+_numbers = count()
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
 
 
@@ -39,6 +41,7 @@ class FileStore:
         self.uri = "file://" + quote(os.fsencode(self.root))
         self._fsync = fsync
         self._is_swept = False
+        self._prefix = f"{uuid.uuid4().hex}."
         self._may_map: bool | None = None
         self._folders: set[Path] = set()
         self._spares = Spares(self.root / TEMP_FOLDER / "spare") if recycle else None
@@ -136,7 +139,7 @@ class FileStore:
         if not self._is_swept:
             self._is_swept = True
             _sweep(folder)
-        return folder / uuid.uuid4().hex
+        return folder / f"{self._prefix}{next(_numbers)}"
 
     def _make_folder(self, folder: Path) -> None:
         """Folders are never removed, so one that exists stays; each new one is made durable in its parent."""
