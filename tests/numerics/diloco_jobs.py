@@ -90,7 +90,7 @@ def train(
     }
 
 
-def train_with_workers(ctx: atoll.ReplicaContext, *, rounds: int) -> dict:
+def train_with_workers(ctx: atoll.ReplicaContext, *, rounds: int, stream: dict) -> dict:
     """Batches come from two forked worker processes, while the replica talks to the store."""
     torch.set_num_threads(1)
     tokens = torch.arange(4001) * 7 % 61
@@ -99,7 +99,7 @@ def train_with_workers(ctx: atoll.ReplicaContext, *, rounds: int) -> dict:
     model = nn.Sequential(nn.Embedding(61, 16), nn.Linear(16, 61))
     inner = torch.optim.AdamW(model.parameters(), lr=0.02)
     losses = []
-    with atoll.DiLoCo(model, inner, ctx, inner_steps=10) as outer:
+    with atoll.DiLoCo(model, inner, ctx, inner_steps=10, **stream) as outer:
         for x, y in outer.steps(batches, rounds=rounds):
             loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()

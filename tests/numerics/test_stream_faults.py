@@ -256,32 +256,36 @@ def test_an_error_does_not_wait_until_the_result_is_due():
         assert outer._loop.flight is None
 
 
-def test_after_an_error_the_round_can_be_tried_again():
-    def trained(fail: bool) -> tuple[int, bytes]:
-        [ctx] = contexts(1)
-        store = FaultyStore(open_store(ctx.store_uri))
-        if fail:
-            store.fail("create", "*/rounds/0000000001/offer/*", error=StoreRefused)
-        ctx.__dict__["store"] = store
-        model = perceptron()
-        inner = torch.optim.SGD(model.parameters(), lr=0.02)
-        failures = 0
-        with atoll.DiLoCo(model, inner, ctx, inner_steps=4, fragments=2, eager=True, tuning=QUICK) as outer:
-            for batch in endless(0):
-                loss_of(model, batch).backward()
-                inner.step()
-                inner.zero_grad()
-                try:
-                    outer.step()
-                except StoreRefused:
-                    failures += 1
-                if outer.round == 6:
-                    break
-        assert verify(open_store(ctx.store_uri), "toy").is_right
-        return failures, bits(model)
-
-    assert trained(False)[0] == 0
-    assert trained(True)[0] == 1
+@pytest.mark.parametrize("stream", ["blocking", "fragments", "both", "whole-stride", "eager", "eager-fragments"])
+def test_after_an_error_the_round_can_be_tried_again(stream):
+    """What was trained is not lost: the round is due again at once, and weighs all of it."""
+    [ctx] = contexts(1)
+    store = FaultyStore(open_store(ctx.store_uri))
+    store.fail("create", "*/rounds/0000000002/offer/*", error=StoreRefused)
+    ctx.__dict__["store"] = store
+    model = perceptron()
+    inner = torch.optim.SGD(model.parameters(), lr=0.02)
+    options = {"codec": "int4", "tuning": QUICK, **STREAMS.get(stream, {"inner_steps": 4})}
+    failures, weighed, steps = 0, 0.0, 0
+    with atoll.DiLoCo(model, inner, ctx, **options) as outer:
+        for batch in endless(0):
+            loss_of(model, batch).backward()
+            inner.step()
+            inner.zero_grad()
+            steps += 1
+            try:
+                outcome = outer.step(weight=1.0)
+            except StoreRefused:
+                failures += 1
+                outcome = None
+            if outcome is not None and outcome.fragment == 0:
+                weighed += outcome.weights[0]
+            if outer.round == 6:
+                break
+    assert failures == 1
+    # All steps but those since the last exchange of the first fragment.
+    assert steps - 2 * options["inner_steps"] <= weighed <= steps
+    assert verify(open_store(ctx.store_uri), "toy").is_right
 
 
 @pytest.mark.parametrize("stream", ["delay", "eager"])

@@ -48,6 +48,7 @@ from atoll.training.settings import agreed_settings, check_counts
 from atoll.training.stream import Stream
 
 Batch = TypeVar("Batch")
+T = TypeVar("T")
 log = logging.getLogger("atoll.training")
 
 
@@ -217,8 +218,7 @@ class DiLoCo:
     def close(self, *, leave: bool = True) -> None:
         """Let go of the optimizer and the store. With `leave`, the others do not wait for this replica any more.
 
-        A round under way is brought to its end first, and the model gets the agreed weights; without `leave` it is
-        given up.
+        A round under way is first brought to its end, and the model to the agreed weights; else it is given up.
         """
         self._inner.release()
         try:
@@ -250,7 +250,7 @@ class DiLoCo:
             )
 
     def _boundary(self) -> RoundOutcome | None:
-        self._loop.check()
+        self._or_undone(self._loop.check)
         outcome = None
         if self._loop.flight is not None and self._pace.since >= self._stream.delay:
             outcome = self._land()
@@ -268,7 +268,7 @@ class DiLoCo:
 
     def _land(self) -> RoundOutcome | None:
         """Take in the round under way, and do all that is due after it."""
-        outcome = self._loop.land()
+        outcome = self._or_undone(self._loop.land)
         self._heed(outcome)
         if self.round == self._last_round:
             self._loop.settle()
@@ -277,6 +277,16 @@ class DiLoCo:
         self._progress.metrics["hidden_share"] = self.hidden_share
         self._progress.round_over(self.round, self._held_s(), bytes_up=used.bytes_up, bytes_down=used.bytes_down)
         return outcome
+
+    def _or_undone(self, part: Callable[[], T]) -> T:
+        """Do it; a round that fails on the way is due again."""
+        begun = self._loop.begun
+        try:
+            return part()
+        except Exception:
+            if self._loop.begun < begun:
+                self._pace.undo()
+            raise
 
     def _held_s(self) -> float:
         """How long training was held up, told once."""
@@ -293,20 +303,18 @@ class DiLoCo:
 
     def _heed(self, outcome: RoundOutcome | None) -> None:
         """What it means for this replica that its update did or did not count."""
-        if outcome is None:
-            self._pace.forget(self._stream.stride)
+        if outcome is not None and outcome.is_included:
             return
-        if outcome.is_included:
+        self._pace.forget(self._stream.stride)
+        if outcome is None:
             return
         refused = next((r for r in outcome.commit.rejected if r.rank == self.ctx.rank), None)
         if refused is not None:
             log.warning("round %d went on without this replica: %s", outcome.round_no, refused.detail)
-            self._pace.forget(self._stream.stride)
             if refused.check == "finite":
                 self._inner.forget()
         elif not self._quorum.is_strict:
             log.warning("round %d went on without this replica: it came late", outcome.round_no)
-            self._pace.forget(self._stream.stride)
             self._loop.catch_up()
 
     def _tidy(self, outcome: RoundOutcome | None) -> None:

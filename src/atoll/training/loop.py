@@ -238,8 +238,8 @@ class OuterLoop:
                 raise trouble or LeftBehind(message, round_no=before, latest=head.next_round)
         if self.round_no > began:
             log.info("caught up from round %d to round %d", began, self.round_no)
-        self._digest = None
-        self.settle()
+            self._digest = None
+            self.settle()
 
     def restore(self, sections: Mapping[str, Buffer], round_no: int, position: str, started: Sequence[Any]) -> None:
         """Take up the state of a checkpoint."""

@@ -15,6 +15,7 @@ class Pace:
         """Optimizer steps since training was last at a boundary."""
         self._weights = [0.0] * fragments
         self._steps = [0] * fragments
+        self._taken = (0, 0, 0.0, 0)
 
     def count(self) -> None:
         """One optimizer step."""
@@ -33,8 +34,16 @@ class Pace:
 
     def begin(self, fragment: int) -> None:
         """The exchange of a fragment begins."""
+        self._taken = (fragment, self.since, self._weights[fragment], self._steps[fragment])
         self._weights[fragment], self._steps[fragment] = 0.0, 0
         self.since = 0
+
+    def undo(self) -> None:
+        """The exchange that began last came to nothing; it is due again."""
+        fragment, since, weight, steps = self._taken
+        self.since += since
+        self._weights[fragment] += weight
+        self._steps[fragment] += steps
 
     def forget(self, stride: int) -> None:
         """What was trained is lost. The next exchange is due when it would have been, but not at once."""
