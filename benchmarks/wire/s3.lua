@@ -19,30 +19,34 @@ local function wait(method, key)
     if latency_s + line_s > 0 then ngx.sleep(latency_s + line_s) end
 end
 
-local function refuse()
-    ngx.status = 412
+local function refuse(status, code)
+    ngx.status = status
     ngx.header.content_type = 'application/xml'
-    ngx.print('<Error><Code>PreconditionFailed</Code></Error>')
-    return ngx.exit(412)
+    ngx.print('<Error><Code>', code, '</Code></Error>')
+    return ngx.exit(status)
 end
 
+function M.name() ngx.req.set_uri('/' .. ngx.md5(ngx.var.key)) end
+
 function M.access()
-    local method, key = ngx.req.get_method(), ngx.var.uri
+    local method, key = ngx.req.get_method(), ngx.var.key
     wait(method, key)
     if method == 'PUT' then
         if ngx.var.http_if_none_match == '*' then
-            if not claims:add(key, '') then return refuse() end
+            if not claims:add(key, '') then return refuse(412, 'PreconditionFailed') end
             ngx.ctx.claimed = key
-            if objects:get(key) then return refuse() end
+            if objects:get(key) then return refuse(412, 'PreconditionFailed') end
         end
     elseif method == 'HEAD' then
         ngx.var.owner = (objects:get(key) or ''):match('^%d+ (.+)$') or ''
+    elseif ngx.var.http_range and (objects:get(key) or ''):match('^0 ') then
+        return refuse(416, 'InvalidRange')  -- nginx sends an empty file whole
     end
 end
 
 -- Runs when the file has its name and before the client hears of it.
 function M.answered()
-    local method, key, status = ngx.req.get_method(), ngx.var.uri, ngx.status
+    local method, key, status = ngx.req.get_method(), ngx.var.key, ngx.status
     if method == 'PUT' and (status == 201 or status == 204) then
         objects:set(key, (ngx.var.content_length or '0') .. ' ' .. (ngx.var.http_x_amz_meta_atollowner or ''))
     elseif method == 'DELETE' and status == 204 then

@@ -134,7 +134,7 @@ def _replica(rank: int, plan: Plan, barrier: Any, end: Connection) -> None:
 
 
 def _serve(rank: int, plan: Plan, barrier: Any, end: Connection) -> None:
-    update, out = _whole_numbers(plan.elements, rank), np.zeros(plan.elements, dtype=np.float32)
+    update, out = whole_numbers(plan.elements, rank), np.zeros(plan.elements, dtype=np.float32)
     out.fill(0.0)
     seat = Seat(rank, plan.replicas, update, out, plan.scratch, plan.endpoints, plan.tuning, plan.chunk)
     arms: dict[str, Arm] = {}
@@ -162,7 +162,7 @@ def _turn(arm: Arm, seat: Seat, round_no: int, barrier: Any, check_every: int) -
     ended, cpu = time.monotonic(), _cpu_s() - cpu
     peak = peak_bytes()
     barrier.wait(_TIMEOUT_S)
-    _check(seat, check_every, is_sum=arm.is_sum)
+    check(seat, check_every, is_sum=arm.is_sum)
     arm.tidy(round_no)
     return Turn(began, ended, cpu, before, peak, arm.facts())
 
@@ -182,13 +182,13 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _whole_numbers(elements: int, rank: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def whole_numbers(elements: int, rank: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Small whole numbers times rank + 1: sums are exact, so every right result is right in every bit."""
     block = np.random.default_rng(0).integers(-1000, 1000, _SLICE).astype(np.float32) * np.float32(rank + 1)
     return np.resize(block, elements)
 
 
-def _check(seat: Seat, every: int, *, is_sum: bool) -> None:
+def check(seat: Seat, every: int, *, is_sum: bool) -> None:
     own = np.float32(seat.rank + 1)
     share = np.float32(sum(range(1, seat.replicas + 1))) / (np.float32(1) if is_sum else np.float32(seat.replicas))
     for start in range(0, seat.update.size, _SLICE * every):

@@ -1,0 +1,112 @@
+"""`benchmarks/exchange.py` runs, checks what it averages, and its server is a store. How fast it is, no test says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.testing.store_contract import NewStore, StoreContract
+
+np = pytest.importorskip("numpy", reason="needs `pip install atoll[train]`")
+pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from wire.report import Row  # noqa: E402
+from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
+from wire.walls import request_bound  # noqa: E402
+
+needs_nginx = pytest.mark.skipif(missing_parts() is not None, reason=f"{missing_parts()}; {INSTALL}")
+
+
+def run(tmp_path: Path, *words: str) -> tuple[list[dict[str, object]], str]:
+    report = tmp_path / "rows.json"
+    given = ["--replicas", "2", "--mib", "2", "--repeat", "1", "--folder", str(tmp_path), "--json", str(report)]
+    command = [sys.executable, str(BENCHMARKS / "exchange.py"), *given, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(report.read_text())["rows"], done.stdout
+
+
+@needs_nginx
+def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):
+    pytest.importorskip("torch", reason="needs `pip install atoll[train]`")
+    pytest.importorskip("boto3", reason="needs `pip install atoll[aws]`")
+    rows, printed = run(tmp_path)
+    found = {str(row["what"]): row for row in rows}
+    for what in (
+        "file, new files / gloo", "file, recycled files / gloo", "HTTP / gloo", "naive / HTTP, wall",
+        "naive / HTTP, CPU", "HTTP: bytes up / S", "HTTP: bytes down / ideal", "HTTP: requests / bound",
+        "HTTP: up / S at the server",
+        "HTTP: extra MiB", "CPU of PUT / raw socket", "CPU of GET / raw socket", "100 ms, 100 MB/s: wall / model",
+        "100 ms: wasted GETs per rank",
+    ):  # fmt: skip
+        assert what in found
+        assert what in printed
+    for kind in ("file, new files", "HTTP"):
+        assert 1.0 <= found[f"{kind}: bytes up / S"]["value"] < 1.02  # two MiB are little next to the records
+        assert 1.0 <= found[f"{kind}: bytes down / ideal"]["value"] < 1.02
+    counted, at_server = found["HTTP: bytes up / S"]["value"], found["HTTP: up / S at the server"]["value"]
+    assert at_server == pytest.approx(counted, rel=0.01)
+    assert list(tmp_path.iterdir()) == [tmp_path / "rows.json"]
+
+
+def test_an_unknown_section_is_refused(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--only", "wals"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "there are walls, memory, cpu, latency" in done.stderr
+
+
+def test_a_wrong_result_is_found(tmp_path):
+    from wire.arms import Seat
+    from wire.team import check, whole_numbers
+
+    updates = [whole_numbers(3000, rank) for rank in range(3)]
+    total = sum(updates, np.zeros(3000, dtype=np.float32))
+    seat = Seat(1, 3, updates[1], total.copy(), tmp_path)
+    check(seat, 1, is_sum=True)
+    check(Seat(1, 3, updates[1], total / np.float32(3), tmp_path), 1, is_sum=False)
+    seat.out[2999] += 1
+    with pytest.raises(AssertionError, match="rank 1: wrong result"):
+        check(seat, 1, is_sum=True)
+
+
+def test_a_row_says_whether_it_is_what_it_must_be():
+    assert [Row("x", 2, 64, value, 3.0, 2.2).verdict for value in (2.2, 3.0, 3.01)] == ["PASS, aim", "PASS", "FAIL"]
+    assert [Row("x", 2, 64, value, 2.5, 3, True).verdict for value in (3.0, 2.5, 2.49)] == ["PASS, aim", "PASS", "FAIL"]
+    assert Row("x", 2, 64, 1.0).verdict == ""
+
+
+@pytest.mark.parametrize(("replicas", "chunks"), [(2, 8), (4, 32), (8, 32)])
+def test_the_bound_on_requests_is_linear_in_chunks(replicas, chunks):
+    grown = request_bound(replicas, 2 * chunks) - request_bound(replicas, chunks)
+    assert grown <= 3 * chunks
+    assert request_bound(replicas, chunks) >= 3 * chunks - 2 * chunks // replicas
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[WireServer]:
+    with WireServer(tmp_path_factory.mktemp("wire") / "server") as server:
+        yield server
+
+
+@needs_nginx
+class TestWireServer(StoreContract):
+    """The server the benchmark measures against keeps what a store promises."""
+
+    why_no_faults = "it is for speed; faults are tested on SeaweedFS"
+
+    @pytest.fixture
+    def new_store(self, server: WireServer, tmp_path: Path, monkeypatch) -> NewStore:
+        from atoll.stores.cloud import CloudStore
+
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wire")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wire")
+        return lambda name: CloudStore.from_uri(server.uri(f"{tmp_path.name}/{name}"))
