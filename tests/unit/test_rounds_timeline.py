@@ -184,6 +184,19 @@ def test_an_exchange_that_never_ended_is_told_as_such():
     assert (record.round_no, record.is_over, record.exchange_s) == (4, False, 30.0)
 
 
+def test_a_round_that_failed_and_is_tried_again_is_there_twice_over_and_not_over():
+    bench = Bench()
+    bench.timeline.begin(4, 0)
+    bench.passes("wait", 30.0)
+    bench.timeline.end(is_included=False, is_over=False)
+    bench.passes("", 100.0)  # catching up
+    bench.timeline.begin(4, 0)
+    bench.passes("put", 1.0)
+    bench.timeline.end(is_included=True)
+    bench.finish()
+    assert [(r.round_no, r.is_over, r.exchange_s) for r in bench.records()] == [(4, False, 30.0), (4, True, 1.0)]
+
+
 def test_bytes_and_requests_of_a_round_are_those_until_the_next_begins():
     bench = Bench()
     bench.timeline.begin(0, 0)

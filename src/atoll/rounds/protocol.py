@@ -113,7 +113,11 @@ class RoundProtocol:
         """Contribute to a round and take in its mean."""
         which = self._fragment(round_no) if fragment is None else fragment
         self.io.timeline.begin(round_no, which)
-        outcome = yield from rounds_exchange.exchange(self.member, round_no, which, source, weight, base, sink)
+        try:
+            outcome = yield from rounds_exchange.exchange(self.member, round_no, which, source, weight, base, sink)
+        except BaseException:
+            self.io.timeline.end(is_included=False, is_over=False)
+            raise
         self.io.timeline.end(is_included=outcome.is_included)
         return outcome
 

@@ -53,6 +53,7 @@ class _Draft:
     compute: Track
     phases: dict[str, Track] = field(default_factory=dict)
     ended: float | None = None
+    is_over: bool = False
     is_included: bool = False
 
     def track(self, phase: str) -> Track:
@@ -104,12 +105,13 @@ class Timeline:
             self._drafts.append(_Draft(round_no, fragment, now, self._clock.time(), counted, self._compute))
             self._compute = Track()
 
-    def end(self, *, is_included: bool) -> None:
-        """The exchange is over; its mean has not been applied yet."""
+    def end(self, *, is_included: bool, is_over: bool = True) -> None:
+        """The exchange has come to its end, or failed; its mean has not been applied yet."""
         with self._lock:
-            draft = self._drafts[-1]
-            draft.ended, draft.is_included = self._clock.monotonic(), is_included
-            self._idle_since = draft.ended
+            if self._drafts:  # else all was closed while it failed
+                draft = self._drafts[-1]
+                draft.ended, draft.is_included, draft.is_over = self._clock.monotonic(), is_included, is_over
+                self._idle_since = draft.ended
 
     # ---- what it comes to
 
@@ -181,7 +183,7 @@ class Timeline:
             time=draft.time,
             exchange_s=exchange_s,
             exposed_s=exposed_s,
-            is_over=draft.ended is not None,
+            is_over=draft.is_over,
             is_included=draft.is_included,
             phases={name: _phase_time(track, draft.began) for name, track in phases.items() if track.count},
             bytes_up=used.bytes_up,
