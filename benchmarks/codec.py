@@ -1,0 +1,153 @@
+"""GB/s of float32 that codecs encode, decode and add up, and outer steps take, against memcpy in the same run.
+
+Every cell is measured in turn, so that a busy moment hits all of them; medians, and their ratio to memcpy's.
+`reduce` is the mean of four encoded contributions, counted once for each of them.
+
+    python benchmarks/codec.py [--values 16777216] [--repeat 9] [--threads 1] [--kernels numpy torch] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from atoll.rounds import kernels
+from atoll.rounds.codec import codec, codec_names
+from atoll.rounds.outer import OuterRule, outer_step
+from atoll.rounds.reduce import Accumulator, Coefficients
+
+RANKS = 4
+REFERENCE = {("bf16", "encode"): 1.4, ("bf16", "add"): 0.9, ("int8", "encode"): 0.52, ("int8", "add"): 0.89}
+"""What the best tiled torch code reached of memcpy, on one core of a quiet machine."""
+
+Cell = tuple[str, str, str]
+"""Kernel, codec, operation."""
+
+
+class Room:
+    """The arrays of one thread."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.values = rng.standard_normal(count, dtype=np.float32) * np.float32(1e-3)
+        self.copied, self.out, self.total = (np.zeros_like(self.values) for _ in range(3))
+        self.buffer = np.zeros_like(self.values)
+        self.payloads = {name: bytearray(codec(name).encoded_bytes(count)) for name in codec_names()}
+        for name, payload in self.payloads.items():
+            codec(name).encode_into(self.values, payload)
+
+    def memcpy(self) -> None:
+        np.copyto(self.copied, self.values)
+
+    def encode(self, name: str) -> None:
+        codec(name).encode_into(self.values, self.payloads[name])
+
+    def decode(self, name: str) -> None:
+        codec(name).decode_into(self.payloads[name], self.out)
+
+    def add(self, name: str) -> None:
+        codec(name).add_into(self.payloads[name], self.total)
+
+    def reduce(self, name: str) -> None:
+        accumulator = Accumulator(self.total.size, Coefficients.of([1.0] * RANKS), self.total)
+        accumulator.add_all(codec(name), [self.payloads[name]] * RANKS)
+        accumulator.mean()
+
+    def outer(self, _name: str) -> None:
+        outer_step(OuterRule(), self.out, self.buffer, self.values, is_first=False)
+
+
+OPERATIONS: dict[str, tuple[Callable[[Room, str], None], int]] = {
+    "encode": (Room.encode, 1), "decode": (Room.decode, 1), "add": (Room.add, 1), "reduce": (Room.reduce, RANKS),
+}  # fmt: skip
+
+
+def kernels_named(name: str) -> kernels.Kernels:
+    if name == "numpy":
+        return kernels.NUMPY
+    from atoll.training.kernels import TorchKernels
+
+    return TorchKernels()
+
+
+def plan(names: list[str]) -> dict[Cell, tuple[kernels.Kernels, Callable[[Room], None], int]]:
+    """What to measure: with which kernels, how, and how many times the values are gone through."""
+    cells: dict[Cell, tuple[kernels.Kernels, Callable[[Room], None], int]] = {
+        ("-", "-", "memcpy"): (kernels.NUMPY, Room.memcpy, 1)
+    }
+    for kernel in names:
+        installed = kernels_named(kernel)
+        for name in codec_names():
+            for operation, (do, times) in OPERATIONS.items():
+                cells[kernel, name, operation] = (installed, lambda room, d=do, n=name: d(room, n), times)  # type: ignore[misc]
+        cells[kernel, "-", "outer"] = (installed, lambda room: room.outer(""), 1)
+    return cells
+
+
+def measure(asked: argparse.Namespace) -> dict[Cell, float]:
+    """GB/s of all threads together."""
+    count = asked.values // asked.threads
+    rooms = [Room(count, seed) for seed in range(asked.threads)]
+    cells = plan(asked.kernels)
+    seen: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    with ThreadPoolExecutor(asked.threads) as pool:
+        for turn in range(asked.repeat + 1):
+            for cell, (installed, do, times) in cells.items():
+                kernels.use(installed)
+                began = time.perf_counter()
+                list(pool.map(do, rooms))
+                if turn:  # the first one warms up
+                    seen[cell].append(4e-9 * count * times * len(rooms) / (time.perf_counter() - began))
+    return {cell: statistics.median(rates) for cell, rates in seen.items()}
+
+
+def rows(rates: dict[Cell, float]) -> list[dict[str, Any]]:
+    memcpy = rates["-", "-", "memcpy"]
+    return [
+        {
+            "kernel": kernel, "codec": name, "operation": operation, "gb_per_s": round(rate, 2),
+            "of_memcpy": round(rate / memcpy, 2), "reference_of_memcpy": REFERENCE.get((name, operation)),
+        }
+        for (kernel, name, operation), rate in rates.items()
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--values", type=int, default=1 << 24)
+    parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kernels", nargs="+", choices=["numpy", "torch"])
+    parser.add_argument("--json", metavar="FILE", help="write the rows there as well; - for the screen only")
+    asked = parser.parse_args()
+    asked.kernels = asked.kernels or ["numpy", *(["torch"] if find_spec("torch") else [])]
+    table = rows(measure(asked))
+    sizes = {name: codec(name).encoded_bytes(asked.values) / asked.values for name in codec_names()}
+    result = {"values": asked.values, "threads": asked.threads, "bytes_per_value": sizes, "rows": table}
+    if asked.json:
+        text = json.dumps(result, indent=1)
+        if asked.json == "-":
+            print(text)
+            return
+        with open(asked.json, "w") as file:
+            file.write(text + "\n")
+    print(f"{asked.values} values, {asked.threads} thread(s); bytes for each value: {sizes}")
+    print(f"{'kernel':<7} {'codec':<5} {'operation':<9} {'GB/s':>6} {'/memcpy':>8} {'reference':>9}")
+    for row in table:
+        wanted = row["reference_of_memcpy"]
+        print(
+            f"{row['kernel']:<7} {row['codec']:<5} {row['operation']:<9} {row['gb_per_s']:>6.2f}"
+            f" {row['of_memcpy']:>8.2f} {'' if wanted is None else f'{wanted:.2f}':>9}"
+        )
+
+
+if __name__ == "__main__":
+    main()
