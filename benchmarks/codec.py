@@ -1,9 +1,10 @@
 """GB/s of float32 that codecs encode, decode and add up, and outer steps take, against memcpy in the same run.
 
-Every cell is measured in turn, so that a busy moment hits all of them; medians, and their ratio to memcpy's.
+Every cell is measured in turn, so that a busy moment hits all of them; medians, and their ratio to memcpy's. The
+clock is the CPU time of the threads (so GB/s of one core), which others on the machine disturb least.
 `reduce` is the mean of four encoded contributions, counted once for each of them.
 
-    python benchmarks/codec.py [--values 16777216] [--repeat 9] [--threads 1] [--kernels numpy torch] [--json FILE]
+    python benchmarks/codec.py [--values 16777216] [--repeat 9] [--threads 1] [--clock cpu] [--json FILE]
 """
 
 from __future__ import annotations
@@ -92,8 +93,14 @@ def plan(names: list[str]) -> dict[Cell, tuple[kernels.Kernels, Callable[[Room],
     return cells
 
 
+def cpu_seconds(do: Callable[[Room], None], room: Room) -> float:
+    began = time.thread_time()
+    do(room)
+    return time.thread_time() - began
+
+
 def measure(asked: argparse.Namespace) -> dict[Cell, float]:
-    """GB/s of all threads together."""
+    """GB/s: of one core by the CPU clock, of all threads together by the other."""
     count = asked.values // asked.threads
     rooms = [Room(count, seed) for seed in range(asked.threads)]
     cells = plan(asked.kernels)
@@ -103,9 +110,10 @@ def measure(asked: argparse.Namespace) -> dict[Cell, float]:
             for cell, (installed, do, times) in cells.items():
                 kernels.use(installed)
                 began = time.perf_counter()
-                list(pool.map(do, rooms))
+                cpu_s = sum(pool.map(lambda room, d=do: cpu_seconds(d, room), rooms))  # type: ignore[misc]
+                spent_s = cpu_s if asked.clock == "cpu" else time.perf_counter() - began
                 if turn:  # the first one warms up
-                    seen[cell].append(4e-9 * count * times * len(rooms) / (time.perf_counter() - began))
+                    seen[cell].append(4e-9 * count * times * len(rooms) / spent_s)
     return {cell: statistics.median(rates) for cell, rates in seen.items()}
 
 
@@ -126,12 +134,19 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kernels", nargs="+", choices=["numpy", "torch"])
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     parser.add_argument("--json", metavar="FILE", help="write the rows there as well; - for the screen only")
     asked = parser.parse_args()
     asked.kernels = asked.kernels or ["numpy", *(["torch"] if find_spec("torch") else [])]
     table = rows(measure(asked))
     sizes = {name: codec(name).encoded_bytes(asked.values) / asked.values for name in codec_names()}
-    result = {"values": asked.values, "threads": asked.threads, "bytes_per_value": sizes, "rows": table}
+    result = {
+        "values": asked.values,
+        "threads": asked.threads,
+        "clock": asked.clock,
+        "bytes_per_value": sizes,
+        "rows": table,
+    }
     if asked.json:
         text = json.dumps(result, indent=1)
         if asked.json == "-":
@@ -139,7 +154,7 @@ def main() -> None:
             return
         with open(asked.json, "w") as file:
             file.write(text + "\n")
-    print(f"{asked.values} values, {asked.threads} thread(s); bytes for each value: {sizes}")
+    print(f"{asked.values} values, {asked.threads} thread(s), {asked.clock} clock; bytes for each value: {sizes}")
     print(f"{'kernel':<7} {'codec':<5} {'operation':<9} {'GB/s':>6} {'/memcpy':>8} {'reference':>9}")
     for row in table:
         wanted = row["reference_of_memcpy"]
