@@ -15,7 +15,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -139,22 +138,41 @@ def arms(wanted: Sequence[str], stream: dict[str, Any]) -> dict[str, Arm]:
     return {name: Arm(name, known[name]) for name in wanted}
 
 
-def measure(lab: Lab, settings: Sequence[Setting], wanted: dict[str, Arm]) -> dict[str, Any]:
-    began = time.monotonic()
-    base = lab.baselines(settings, settings[0].replicas)
-    alone = lab.baselines(settings, 1)
-    say(f"data parallel {shown(base)}, one replica alone {shown(alone)}, {time.monotonic() - began:.0f} s")
-    result: dict[str, Any] = {"data_parallel": base, "alone": alone, "rows": {}}
+class Report:
+    """What was found so far, in a file if there is one; a run that was interrupted is taken up where it was."""
+
+    def __init__(self, path: Path | None, settings: Sequence[Setting]) -> None:
+        self._path = path
+        asked = [asdict(setting) for setting in settings]
+        old = json.loads(path.read_text()) if path is not None and path.exists() else {}
+        self.found: dict[str, Any] = old if old.get("settings") == asked else {"settings": asked, "rows": {}}
+
+    def add(self, name: str, value: Any) -> None:
+        self.found[name] = value
+        self.write()
+
+    def write(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.found, indent=1))
+
+
+def measure(lab: Lab, settings: Sequence[Setting], wanted: dict[str, Arm], report: Report) -> None:
+    found = report.found
+    for name, shards in (("data_parallel", settings[0].replicas), ("alone", 1)):
+        if name not in found:
+            report.add(name, lab.baselines(settings, shards))
+        say(f"{name}: {shown(found[name])}")
     for name, arm in wanted.items():
+        if name in found["rows"]:
+            continue
         if name == "streaming":
             bytes_s, waited = narrow_link(lab, settings[0], Arm("blocking", INT4))
-            result["blocking"] = {"bytes_s": bytes_s, "wait_share": waited}
+            report.add("blocking", {"bytes_s": bytes_s, "wait_share": waited})
             arm = replace(arm, bytes_s=bytes_s)
-        row = summed(name, arm, settings, [lab.diloco(setting, arm) for setting in settings], base)
+        runs = [lab.diloco(setting, arm) for setting in settings]
+        row = summed(name, arm, settings, runs, found["data_parallel"])
         say(f"{name}: {shown(row.losses)}, {row.loss_ratio:.4f} of data parallel, {row.seconds:.0f} s for each run")
-        result["rows"][name] = asdict(row)
-    result["seconds"] = time.monotonic() - began
-    return result
+        report.add("rows", {**found["rows"], name: asdict(row)})
 
 
 def verdicts(rows: dict[str, dict[str, Any]]) -> list[tuple[str, bool]]:
@@ -210,12 +228,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--inner-steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--fragments", type=int, default=4)
+    parser.add_argument("--fragments", type=int, default=2)
     parser.add_argument("--delay", type=int, default=None, help="steps; by default inner steps / fragments")
     parser.add_argument(
         "--alpha", type=float, default=None, help="mix live and agreed weights, instead of eager updates"
     )
-    parser.add_argument("--json", type=Path, default=None, help="write everything there")
+    parser.add_argument("--json", type=Path, default=None, help="write everything there; what is there already is kept")
     return parser.parse_args(words)
 
 
@@ -232,11 +250,10 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(args.replicas, mp_context=get_context("spawn")) as pool,
     ):
-        result = measure(Lab(pool, Path(folder)), settings, wanted)
-    print_table(result)
-    if args.json is not None:
-        args.json.write_text(json.dumps({"setting": asdict(settings[0]), **result}, indent=1))
-    return 0 if all(is_met for _, is_met in verdicts(result["rows"])) else 1
+        report = Report(args.json, settings)
+        measure(Lab(pool, Path(folder)), settings, wanted, report)
+    print_table(report.found)
+    return 0 if all(is_met for _, is_met in verdicts(report.found["rows"])) else 1
 
 
 if __name__ == "__main__":

@@ -21,8 +21,12 @@ from quality_store import LinkedContext
 from torch import Tensor
 
 import atoll
+from atoll.rounds.member import Tuning
 from atoll.rounds.quorum import Quorum
 from atoll.training.feed import Feed
+
+OFTEN = Tuning(poll_first_s=0.01, poll_cap_s=0.03)
+"""Rounds of half a second are looked after more often than those of minutes, for which the usual pauses are made."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def replica(setting: Setting, arm: Arm, rank: int, store: str, run_id: str) -> R
     began, rounds = time.monotonic(), setting.rounds * arm.fragments
     with atoll.DiLoCo(
         model, inner, ctx, inner_steps=setting.inner_steps, checkpoint=None, snapshot=rounds,
-        quorum=Quorum(deadline_s=300.0), **arm.options,
+        quorum=Quorum(deadline_s=300.0), tuning=OFTEN, **arm.options,
     ) as outer:  # fmt: skip
         for x, y in outer.steps(_feed(setting, rank), rounds=rounds):
             train_step(model, inner, x, y, learning_rate(outer.inner_step, setting.steps, setting.lr))

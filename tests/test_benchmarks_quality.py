@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def test_musts_that_are_missed_are_said_to_be():
     assert [is_met for _, is_met in verdicts({"int4": good})] == [True, False]
     bad = {"loss_ratio": 1.04, "times_fewer": 70.0, "hidden_share": 0.7}
     assert [is_met for _, is_met in verdicts({"int8": bad, "int4": bad, "streaming": bad})] == [False] * 6
+
+
+def test_a_report_is_taken_up_again_only_for_the_same_settings(tmp_path):
+    from quality import Report
+    from quality_runs import Setting
+
+    path, setting = tmp_path / "report.json", Setting("stdlib", 2, 8, 4, 2, 1e-3, 0)
+    Report(path, [setting]).add("alone", [1.5])
+    assert Report(path, [setting]).found["alone"] == [1.5]
+    assert Report(path, [replace(setting, steps=16)]).found["rows"] == {}
+    assert "alone" not in Report(path, [replace(setting, steps=16)]).found
 
 
 def test_bytes_are_counted_by_what_they_are_for():
