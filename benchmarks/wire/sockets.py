@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 import socket
@@ -10,7 +9,6 @@ import statistics
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from atoll.rounds.allocator import keep_freed_memory
 from atoll.stores.cloud import CloudStore
 from wire.server import BUCKET, WireServer
 
@@ -52,11 +50,8 @@ class RawSocket:
 def cpu_per_gb(server: WireServer, body_bytes: int, count: int, repeat: int) -> dict[str, float]:
     """Median CPU seconds per GB of `put`, `raw put`, `get`, `raw get`; measured in turn."""
     os.environ.update(AWS_ACCESS_KEY_ID="wire", AWS_SECRET_ACCESS_KEY="wire")
-    keep_freed_memory()  # as every RoundClient does
     store, raw = CloudStore.from_uri(server.uri("cpu"), unsigned_payload=True), RawSocket(server)
-    # Page-aligned: into a buffer 16 bytes after a page, where malloc puts big ones, the kernel copies half as fast.
-    body, room = memoryview(mmap.mmap(-1, body_bytes)), memoryview(mmap.mmap(-1, body_bytes))
-    body[:] = os.urandom(1 << 20) * (body_bytes >> 20)
+    body, room = memoryview(bytearray(os.urandom(1 << 20) * (body_bytes >> 20))), memoryview(bytearray(body_bytes))
     keys = [f"{body_bytes}-{i}" for i in range(count)]
     works: dict[str, Callable[[str], object]] = {
         "raw put": lambda key: raw.put(f"cpu/{key}", body),

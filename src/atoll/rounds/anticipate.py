@@ -7,6 +7,8 @@ is lost but the effort: a mean names the party it was made of.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from atoll.errors import CorruptUpdate
@@ -21,6 +23,9 @@ from atoll.rounds.reduce import Accumulator
 from atoll.rounds.seal import checksum
 from atoll.rounds.turn import Turn
 
+_SAFE_NORM = 1e38
+"""No value is larger than its norm, so sums below this are within float32."""
+
 
 def anticipate(turn: Turn) -> Steps[None]:
     """Average what will be ours if everybody takes part, until it is known who does."""
@@ -31,44 +36,61 @@ def anticipate(turn: Turn) -> Steps[None]:
     mine = [i for i in chunks if turn.mode == "whole" or turn.ranks[i % len(expected)] == member.rank]
     if not turn.is_separate:  # the mean will take the place of the update, which may yet be needed: keep it aside
         mine = mine[: max(1, member.connections // 2)]
-    # Until the others are there, only the first chunk is asked for.
-    if mine and (yield from _foresee(turn, mine[0])):
-        yield Gather([_foresee(turn, i) for i in mine[1:]], width)
+    # Until the others are there, only the first chunk is asked for; the rest does not wait for it to be published.
+    if mine and (first := (yield from _await_parts(turn, mine[0]))) is not None:
+        yield Gather([_average(turn, mine[0], first), *(_foresee(turn, i) for i in mine[1:])], width)
 
 
-def _foresee(turn: Turn, chunk: int) -> Steps[bool]:
-    """Average one chunk; False when the round was agreed before everything was there, or without it."""
-    member = turn.member
+def _foresee(turn: Turn, chunk: int) -> Steps[None]:
+    """Average one chunk, unless the round is agreed before everything for it is there."""
+    parts = yield from _await_parts(turn, chunk)
+    if parts is not None:
+        yield from _average(turn, chunk, parts)
+
+
+def _await_parts(turn: Turn, chunk: int) -> Steps[list[Encoded] | None]:
+    """Everybody's bytes of a chunk; None when the round is agreed before they are there."""
     children = [_await_part(turn, rank, chunk) for rank in turn.ranks]
-    found: list[Encoded | None] = yield Gather(children, len(children))
+    found: list[Encoded | None] = yield Gather(children, 1 if turn.member.is_near else len(children))
     parts = [part for part in found if part is not None]
-    if len(parts) < len(found) or not all(part.weight > 0 for part in parts):
-        return False
+    return parts if len(parts) == len(found) and all(part.weight > 0 for part in parts) else None
+
+
+def _average(turn: Turn, chunk: int, parts: list[Encoded]) -> Steps[None]:
+    """Average a chunk and publish it, if it is to be published."""
+    member = turn.member
     seats = zip(turn.ranks, parts, strict=True)
     party = Party(tuple(Seat(rank, turn.expected[rank], part.weight) for rank, part in seats))
     start, stop = member.grid(turn.fragment).span(chunk)
     room = turn.room(start, stop)
     began = member.io.clock.monotonic()
-    reduced = _reduced(turn, party, parts, np.empty(stop - start, np.float32) if room is None else room)
+    reduced = _reduced(turn, chunk, party, parts, np.empty(stop - start, np.float32) if room is None else room)
     member.io.spend("reduce", began)
     if reduced is None:
-        return False
+        return
     if turn.mode == "scatter":
         name = mean_name(member, turn.round_no, turn.fragment, party.id, chunk)
         key = member.keys.mean(turn.round_no, party.id, chunk)
         if not (yield from member.io.create(key, name.seal(reduced.parts, reduced.encoded, check=reduced.check))):
-            return False
+            return
     if turn.is_separate and reduced.values is not room:
         turn.sink.write(start, reduced.values)
     turn.foreseen[chunk] = Foreseen(party.id, reduced.parts, None if turn.is_separate else reduced.values)
-    return True
 
 
-def _reduced(turn: Turn, party: Party, parts: list[Encoded], out: F32) -> Reduced | None:
+def _reduced(turn: Turn, chunk: int, party: Party, parts: list[Encoded], out: F32) -> Reduced | None:
     """The mean of these parts; None if one of them is not what it claims to be, or values are not finite."""
     agreement, payloads = turn.member.agreement, [part.payload for part in parts]
     if agreement.codec == "fp32" and (turn.mode == "whole" or agreement.mean_codec == "fp32"):
-        done = fused.average_and_check(payloads, party.coefficients, out)
+        own = turn.seen.get(chunk)
+        done = fused.average_and_check(
+            payloads,
+            party.coefficients,
+            out,
+            known=[own.check if own is not None and rank == turn.member.rank else "" for rank in turn.ranks],
+            is_hashed=turn.mode == "scatter",
+            is_surely_finite=sum(part.norm for part in parts) < _SAFE_NORM,
+        )
         reduced = Reduced(out, [as_bytes(out)], done.check, done.is_finite, done.checks)
     else:
         accumulator = Accumulator(out.size, party.coefficients, out)
@@ -86,7 +108,8 @@ def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[Encoded | None]:
     member = turn.member
     if rank == member.rank:
         values = turn.source.read(*member.grid(turn.fragment).span(chunk))
-        return Encoded(joined(codec(turn.draft.codec).encode(values)), "", turn.weight)
+        norm = turn.seen[chunk].norm if chunk in turn.seen else math.inf
+        return Encoded(joined(codec(turn.draft.codec).encode(values)), "", turn.weight, norm)
     header = update_header(turn.draft, member.grid(turn.fragment), chunk)
     header |= {"rank": rank, "incarnation": turn.expected[rank]}
     del header["attempt"], header["weight"]

@@ -20,7 +20,6 @@ from atoll.rounds.parts import Averaging, Foreseen, contribution_of, fetch_offer
 from atoll.rounds.publish import mend_offer
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
 from atoll.rounds.seal import checksum
-from atoll.rounds.vectors import Room
 from atoll.stores.base import Buffer
 
 
@@ -157,7 +156,7 @@ def _take(work: Averaging, chunk: int) -> Steps[bool]:
     began = work.member.io.clock.monotonic()
     how = codec(work.member.agreement.mean_codec)
     start, stop = work.grid.span(chunk)
-    room = work.sink.room(start, stop) if isinstance(work.sink, Room) else None
+    room = work.room(start, stop)
     if how.name == "fp32" and room is not None:
         is_good = fused.copy_and_check(how.decode(found.payload, stop - start), room) == found.check
     elif is_good := checksum(found.payload) == found.check:
@@ -179,7 +178,8 @@ def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
     parts: dict[int, str] = {}
     for first in range(0, len(seats), window):
         few = seats[first : first + window]
-        found: list[Encoded] = yield Gather([contribution_of(work, seat, chunk) for seat in few], window)
+        children = [contribution_of(work, seat, chunk) for seat in few]
+        found: list[Encoded] = yield Gather(children, 1 if member.is_near else window)
         began = member.io.clock.monotonic()
         accumulator.add_all(codec(member.agreement.codec), [one.payload for one in found])
         parts |= {seat.rank: one.check for seat, one in zip(few, found, strict=True)}

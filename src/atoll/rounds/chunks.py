@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,10 @@ class Encoded:
 
     payload: Buffer
     check: str
-    """XXH3-64 of the payload."""
+    """XXH3-64 of the payload; empty if it was not looked at."""
     weight: float = 0.0
+    norm: float = math.inf
+    """L2 of the values, as their writer says."""
 
 
 def update_header(offer: Offer, grid: Grid, chunk: int) -> dict[str, Any]:
@@ -60,8 +63,8 @@ def open_update(data: Buffer, header: dict[str, Any], *, wanted: str | None = No
         raise _corrupt(header, "is not the one that was announced", "digest")
     if len(frame.payload) != codec(header["codec"]).encoded_bytes(header["count"]):
         raise _corrupt(header, f"has a payload of {len(frame.payload)} bytes", "length")
-    weight = found.get("weight")
-    return Encoded(frame.payload, found["xxh3"], float(weight) if isinstance(weight, int | float) else 0.0)
+    weight, norm = (found.get(name) for name in ("weight", "norm"))
+    return Encoded(frame.payload, found["xxh3"], _number(weight, 0.0), _number(norm, math.inf))
 
 
 def open_chunk(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> F32:
@@ -130,6 +133,10 @@ class MeanName:
             raise _corrupt(header, f"has a payload of {len(frame.payload)} bytes", "length")
         told = tuple(None if part is None else text(part) for part in parts)
         return MeanChunk(frame.payload, text(frame.header.get("xxh3")), told)
+
+
+def _number(value: object, instead: float) -> float:
+    return float(value) if isinstance(value, int | float) else instead
 
 
 def _place(grid: Grid, chunk: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Adding a codec is one small file with a `CODEC`, and one row in `_MODULES`.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -82,6 +83,7 @@ class Codec(Protocol):
         ...
 
 
+@cache
 def codec(name: str) -> Codec:
     """The codec of this name, or `UnknownName`."""
     if name not in _MODULES:

@@ -16,6 +16,10 @@ _MANY = 1024
 """Threads start only when they are needed, so this is no cost."""
 
 
+def recycles(store: Store) -> bool:
+    return isinstance(store, Recycling) and store.recycles
+
+
 def answer(store: Store, request: Request) -> Any:
     """Do one request."""
     match request:
@@ -30,7 +34,7 @@ def answer(store: Store, request: Request) -> Any:
         case Delete(key):
             return store.delete(key)
         case Discard(key):
-            return store.delete(key) if isinstance(store, Recycling) and store.recycles else None
+            return store.delete(key) if recycles(store) else None
 
 
 class Driver:

@@ -91,16 +91,17 @@ def _take_part(turn: Turn) -> Steps[str]:
 def _publish(turn: Turn) -> Steps[Offer]:
     """Write the update and look whether the round is still to come; for a replica that lags behind, look first."""
     member, io = turn.member, turn.member.io
-    asked = io.clock.monotonic()
-    looks = [_look(turn, asked), check_rank(io, member.keys, member.claim, turn.round_no), io.timeline.flush(io)]
+    looks = [_look(turn), check_rank(io, member.keys, member.claim, turn.round_no), io.timeline.flush(io)]
     if not member.memory.is_late:
-        offer, *_ = yield Gather([upload(member, turn.draft, turn.source), *looks], 4)
+        offer, *_ = yield Gather([upload(member, turn.draft, turn.source, seen=turn.seen), *looks], 4)
         return _as_offer(offer)
     yield Gather(looks, 3)
     return (yield from upload(member, turn.draft, turn.source, is_dry=turn.commit is not None))
 
 
-def _look(turn: Turn, asked: float) -> Steps[None]:
+def _look(turn: Turn) -> Steps[None]:
+    """Whether the round is over; also tells how long a small request takes."""
+    asked = turn.member.io.clock.monotonic()
     turn.commit = yield from read_commit(turn.member, turn.round_no)
     turn.member.memory.trips.append(turn.member.io.clock.monotonic() - asked)
 

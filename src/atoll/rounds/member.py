@@ -20,6 +20,7 @@ from atoll.rounds.requests import Requests
 _CONNECTIONS = ((0.005, 4), (0.03, 16))
 """Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
 _MOST_CONNECTIONS = 32
+_NEAR_S = 0.002
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
@@ -128,6 +129,11 @@ class Member:
         trip_s = min(self.memory.trips, default=0.0)
         wanted = next((few for limit_s, few in _CONNECTIONS if trip_s < limit_s), _MOST_CONNECTIONS)
         return max(wanted, min(len(self.memory.members), _MOST_CONNECTIONS))
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the store answers faster than a thread can be told to ask it: small things one after the other."""
+        return bool(self.memory.trips) and min(self.memory.trips) < _NEAR_S
 
     def side_by_side(self, parts: int) -> int:
         """Chunks to average at once, each with a request for each of its parts and a sum."""

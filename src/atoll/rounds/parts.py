@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind
 from atoll.rounds.chunks import Encoded, MeanName, inline_chunk, open_update, update_header
 from atoll.rounds.codec import F32, codec
+from atoll.rounds.fused import sum_of_squares
 from atoll.rounds.layout import Grid
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
@@ -15,7 +17,7 @@ from atoll.rounds.party import Party, Seat
 from atoll.rounds.publish import put_chunk
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.seal import checksum
-from atoll.rounds.vectors import Sink, Source
+from atoll.rounds.vectors import Room, Sink, Source
 from atoll.stores.base import Buffer
 
 
@@ -49,6 +51,11 @@ class Averaging:
         self.grid: Grid = self.member.grid(self.commit.fragment)
         self.party = Party.of_commit(self.commit)
         self.began = self.member.io.clock.monotonic()
+        self._has_room = self.sink if isinstance(self.sink, Room) else None
+
+    def room(self, start: int, stop: int) -> F32 | None:
+        """The place of these elements in the sink, if they may be written there directly."""
+        return self._has_room.room(start, stop) if self._has_room is not None else None
 
     @property
     def deadline_s(self) -> float:
@@ -83,7 +90,8 @@ def fetch_offers(work: Averaging) -> Steps[None]:
     else:
         work.offers[work.own.rank] = work.own
     wanted = [c for c in work.commit.contributions if not _is_it(work.offers.get(c.rank), c)]
-    found: list[Offer | None] = yield Gather([_try_offer(work, c) for c in wanted], work.member.connections)
+    width = 1 if work.member.is_near else work.member.connections
+    found: list[Offer | None] = yield Gather([_try_offer(work, c) for c in wanted], width)
     work.offers |= {offer.rank: offer for offer in found if offer is not None}
 
 
@@ -176,7 +184,8 @@ def release(work: Averaging, chunk: int) -> Steps[None]:
     assert work.own is not None
     assert work.source is not None
     values = work.source.read(*work.grid.span(chunk))
-    yield from put_chunk(work.member, work.own, chunk, codec(work.own.codec).encode(values))
+    encoded = codec(work.own.codec).encode(values)
+    yield from put_chunk(work.member, work.own, chunk, encoded, None, math.sqrt(sum_of_squares(values)))
 
 
 def joined(parts: list[Buffer]) -> Buffer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,15 @@ from atoll.rounds.vectors import Source
 from atoll.stores.base import Buffer
 
 
+class Seen(NamedTuple):
+    """What was found of a chunk when it was encoded."""
+
+    check: str
+    """XXH3-64 of the encoded bytes."""
+    norm: float
+    """L2 of the values."""
+
+
 def draft_offer(member: Member, round_no: int, fragment: int, weight: float, base: str) -> Offer:
     """What is known of an update before it is looked at."""
     claim = member.claim
@@ -41,52 +51,64 @@ def is_inline(member: Member, fragment: int) -> bool:
     return encoded <= member.tuning.inline_bytes
 
 
-def upload(member: Member, draft: Offer, source: Source, *, is_dry: bool = False) -> Steps[Offer]:
+def upload(
+    member: Member, draft: Offer, source: Source, *, is_dry: bool = False, seen: dict[int, Seen] | None = None
+) -> Steps[Offer]:
     """Encode the update and write every chunk that is not held back; the offer to announce it with.
 
-    `is_dry` writes nothing: for an update that was published before, by a process that is over.
+    `is_dry` writes nothing: for an update that was published before, by a process that is over. `seen` is filled with
+    what was found of each chunk, before it is written.
     """
-    grid = member.grid(draft.fragment)
+    grid, seen = member.grid(draft.fragment), {} if seen is None else seen
     if unfit := _unfit(member, draft.fragment, source, draft.weight):
         return _withdrawn(draft, unfit)
     is_small = is_inline(member, draft.fragment)
     children = [
         _write_chunk(
-            member, draft, source, i, is_kept=is_small, is_written=not (is_small or is_dry or draft.is_held(i))
+            member, draft, source, i, seen, is_kept=is_small, is_written=not (is_small or is_dry or draft.is_held(i))
         )
         for i in range(len(grid))
     ]
-    written: list[tuple[str, float, list[Buffer]] | None] = yield Gather(children, member.connections)
-    done = [chunk for chunk in written if chunk is not None]
-    if len(done) < len(written):
+    written: list[list[Buffer]] = yield Gather(children, member.connections)
+    if len(seen) < len(grid):
         return _withdrawn(draft, Rejection(draft.rank, "finite", "the update has values that are not finite"))
-    norm = math.sqrt(sum(square for _, square, _ in done))
-    inline = memoryview(b"".join(part for _, _, parts in done for part in parts)) if is_small else None
-    return replace(draft, norm=norm, chunks=tuple(check for check, _, _ in done), inline=inline)
+    norm = math.sqrt(sum(one.norm**2 for one in seen.values()))
+    inline = memoryview(b"".join(part for parts in written for part in parts)) if is_small else None
+    return replace(draft, norm=norm, chunks=tuple(seen[i].check for i in range(len(grid))), inline=inline)
 
 
 def _write_chunk(
-    member: Member, draft: Offer, source: Source, chunk: int, *, is_kept: bool, is_written: bool
-) -> Steps[tuple[str, float, list[Buffer]] | None]:
-    """(checksum, sum of squares, encoded bytes if they are to be kept), or None when a value is not finite."""
+    member: Member,
+    draft: Offer,
+    source: Source,
+    chunk: int,
+    seen: dict[int, Seen],
+    *,
+    is_kept: bool,
+    is_written: bool,
+) -> Steps[list[Buffer]]:
+    """The encoded bytes if they are to be kept; `seen` stays without a chunk that has a value that is not finite."""
     began = member.io.clock.monotonic()
     grid, how = member.grid(draft.fragment), codec(draft.codec)
     values = np.ascontiguousarray(source.read(*grid.span(chunk)), dtype=np.float32)
     square, check = fused.squares_and_check(values) if how.name == "fp32" else (fused.sum_of_squares(values), "")
     # No value is larger than the norm, so most of the time the norm says that all of them are within bounds.
     if not square < how.largest**2 and not is_within(values, how.largest):
-        return None
+        return []
     parts = how.encode(values)
-    check = check or checksum(*parts)
+    found = seen[chunk] = Seen(check or checksum(*parts), math.sqrt(square))
     member.io.spend("encode", began)
     if is_written:
-        yield from put_chunk(member, draft, chunk, parts, check)
-    return check, square, parts if is_kept else []
+        yield from put_chunk(member, draft, chunk, parts, found.check, found.norm)
+    return parts if is_kept else []
 
 
-def put_chunk(member: Member, offer: Offer, chunk: int, parts: list[Buffer], check: str | None = None) -> Steps[None]:
-    """Write one chunk of our update; `check` is its checksum if that is known."""
-    sealed = seal_chunk(update_header(offer, member.grid(offer.fragment), chunk), parts, check=check)
+def put_chunk(
+    member: Member, offer: Offer, chunk: int, parts: list[Buffer], check: str | None, norm: float
+) -> Steps[None]:
+    """Write one chunk of our update; `check` is its checksum if that is known, `norm` the L2 of its values."""
+    header = update_header(offer, member.grid(offer.fragment), chunk) | {"norm": norm}
+    sealed = seal_chunk(header, parts, check=check)
     yield from member.io.put(member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk), sealed)
 
 

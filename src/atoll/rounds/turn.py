@@ -9,7 +9,7 @@ from atoll.rounds.codec import F32
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.parts import Foreseen
-from atoll.rounds.publish import draft_offer, is_inline
+from atoll.rounds.publish import Seen, draft_offer, is_inline
 from atoll.rounds.records import Commit
 from atoll.rounds.vectors import Room, Sink, Source
 
@@ -33,6 +33,8 @@ class Turn:
     offers: dict[int, Offer] = field(default_factory=dict)
     commit: Commit | None = None
     foreseen: dict[int, Foreseen] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    """Our own chunks that have been encoded so far."""
 
     @cached_property
     def expected(self) -> dict[int, int]:
@@ -49,7 +51,11 @@ class Turn:
 
     def room(self, start: int, stop: int) -> F32 | None:
         """Where the mean of these elements may be made; None if it has to be made elsewhere and copied."""
-        return self.sink.room(start, stop) if self.is_separate and isinstance(self.sink, Room) else None
+        return self._has_room.room(start, stop) if self._has_room is not None else None
+
+    @cached_property
+    def _has_room(self) -> Room | None:
+        return self.sink if self.is_separate and isinstance(self.sink, Room) else None
 
     @cached_property
     def is_inline(self) -> bool:

@@ -102,8 +102,8 @@ class Verification:
         if self._rule is None:
             report.notes.append("the run names no outer step, so states were not recomputed")
         tail = self._agreement.settings.get("averaged_from")
-        self._averaged_from = None if tail is None else int(tail)
         self._fragments = self._agreement.layouts
+        self._tails: list[Any] = tail if isinstance(tail, list) else [tail] * len(self._fragments)
         ends = np.cumsum([layout.size for layout in self._fragments]).tolist()
         self._spans = [slice(end - layout.size, end) for layout, end in zip(self._fragments, ends, strict=True)]
 
@@ -157,7 +157,8 @@ class Verification:
             return
         span = self._spans[commit.fragment]
         values, buffer, is_first = self._values[span], self._buffer[span], not self._started[commit.fragment]
-        end = values.size if self._averaged_from is None else self._averaged_from
+        tail = self._tails[commit.fragment]
+        end = values.size if tail is None else int(tail)
         outer_step(self._rule, values[:end], buffer[:end], mean[:end], is_first=is_first)
         if self._rule.kind == "average":
             values[end:] = mean[end:]

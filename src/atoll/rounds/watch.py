@@ -108,7 +108,7 @@ def look(watch: Watch) -> Steps[Commit | None]:
         }
         wanted = [rank for rank in wanted if (rank, watch.slots.get(rank, 0)) in listed]
     children = [read_commit(member, round_no), *(_look_for(watch, rank) for rank in wanted)]
-    seen: list[Commit | Offer | None] = yield Gather(children, member.connections)
+    seen: list[Commit | Offer | None] = yield Gather(children, 1 if member.is_near else member.connections)
     for offer in seen[1:]:
         if isinstance(offer, Offer):
             watch.take(offer)

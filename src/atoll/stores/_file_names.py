@@ -8,6 +8,7 @@ No key can name `..`, nor anything outside the root, nor the folder of unfinishe
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from atoll.errors import BadKey
@@ -21,8 +22,14 @@ TEMP_FOLDER = ".atoll-tmp~f"
 
 def path_of(root: Path, key: str, *, is_folder: bool) -> Path:
     """The path of an object, or of the folder that holds the keys below `key`."""
-    *folders, last = key.split("/")
-    return root.joinpath(*map(_folder_name, folders), _folder_name(last) if is_folder else _file_name(last))
+    above, _, last = key.rpartition("/")
+    folder = _folder_of(root, above) if above else root
+    return folder / (_folder_name(last) if is_folder else _file_name(last))
+
+
+@lru_cache(maxsize=256)
+def _folder_of(root: Path, key: str) -> Path:
+    return root.joinpath(*map(_folder_name, key.split("/")))
 
 
 def key_of_file(name: str) -> str | None:

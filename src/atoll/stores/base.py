@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -12,6 +13,8 @@ Data: TypeAlias = Buffer | Sequence[Buffer]
 """What `put` and `create` take: one buffer, or several that become one object without being joined first."""
 
 _MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 with our prefix in front
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_PART_BYTES = 240  # file systems allow 255 for a name, Azure 254 for a segment
 
 
@@ -113,9 +116,11 @@ def pieces(data: Data) -> list[memoryview]:
 
 
 def _checked_text(text: str) -> str:
-    if any(ord(c) < 32 or ord(c) == 127 for c in text) or "\\" in text:
+    if _FORBIDDEN.search(text):
         raise BadKey(text, "a key has no control characters and no backslash")
-    if any("\ud800" <= c <= "\udfff" for c in text) or len(text.encode()) > _MAX_KEY_BYTES:
+    if text.isascii() and len(text) <= _MAX_PART_BYTES:
+        return text
+    if _SURROGATE.search(text) or len(text.encode()) > _MAX_KEY_BYTES:
         raise BadKey(text, f"a key is valid UTF-8 of at most {_MAX_KEY_BYTES} bytes")
     if any(len(part.encode()) > _MAX_PART_BYTES for part in text.split("/")):
         raise BadKey(text, f"no part of a key is longer than {_MAX_PART_BYTES} bytes")
