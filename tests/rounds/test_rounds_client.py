@@ -210,7 +210,10 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
     store, ended = MemoryStore(), []
     drive = Driver(store, clock=None)  # type: ignore[arg-type]
 
+    all_began = threading.Barrier(4)
+
     def child(i: int):
+        all_began.wait(30)
         yield Put(f"k/{i}", b"")
         ended.append(i)
         if i == 2:

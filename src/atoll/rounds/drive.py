@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any, TypeVar
 
 from atoll._time import Clock
@@ -35,6 +36,32 @@ def answer(store: Store, request: Request) -> Any:
             return store.delete(key)
         case Discard(key):
             return store.delete(key) if recycles(store) else None
+
+
+class _Crowd:
+    """The children of one `Gather`: who is next, what came of them, and whether one has failed."""
+
+    def __init__(self, children: Sequence[Steps[Any]]) -> None:
+        self.children = children
+        self.answers: list[Any] = [None] * len(children)
+        self._next = count()
+        self._errors: dict[int, BaseException] = {}
+
+    def take(self) -> int | None:
+        """The number of a child nobody has taken; None when there is none, or there is no point any more."""
+        number = next(self._next)  # one step, also between threads
+        return number if number < len(self.children) and not self._errors else None
+
+    def fail(self, number: int, error: BaseException) -> None:
+        self._errors[number] = error
+
+    def results(self) -> list[Any]:
+        """In order; the first error is raised instead, and children that never began are closed."""
+        if self._errors:
+            for child in self.children:
+                child.close()
+            raise self._errors[min(self._errors)]
+        return self.answers
 
 
 class Driver:
@@ -80,24 +107,23 @@ class Driver:
         return answer(self._store, op)
 
     def _gather(self, op: Gather, depth: int) -> list[Any]:
-        if len(op.children) == 1 or op.width == 1:
-            return [self._run(child, depth + 1) for child in op.children]
-        pool = self._pool(depth)
-        started: list[Future[Any]] = []
-        running: set[Future[Any]] = set()
-        waiting = iter(op.children)
-        for child in waiting:
-            future = pool.submit(self._run, child, depth + 1)
-            started.append(future)
-            running.add(future)
-            if len(running) >= op.width:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                if any(each.exception() is not None for each in done):
-                    break
-        for child in waiting:
-            child.close()
-        wait(running)
-        return [each.result() for each in started]
+        """Some workers take child after child; the calling thread is one of them, so that few are woken up."""
+        crowd = _Crowd(op.children)
+        helpers = min(op.width, len(op.children)) - 1
+        others = [self._pool(depth).submit(self._work, crowd, depth) for _ in range(helpers)]
+        try:
+            self._work(crowd, depth)
+        finally:
+            for other in others:
+                other.result()
+        return crowd.results()
+
+    def _work(self, crowd: _Crowd, depth: int) -> None:
+        while (number := crowd.take()) is not None:
+            try:
+                crowd.answers[number] = self._run(crowd.children[number], depth + 1)
+            except BaseException as exc:  # noqa: BLE001 - raised by whoever gathers
+                crowd.fail(number, exc)
 
     def _pool(self, depth: int) -> ThreadPoolExecutor:
         with self._lock:

@@ -20,7 +20,7 @@ from atoll.rounds.requests import Requests
 _CONNECTIONS = ((0.005, 4), (0.03, 16))
 """Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
 _MOST_CONNECTIONS = 32
-_NEAR_S = 0.002
+_NEAR_S = 0.0003
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
@@ -69,7 +69,7 @@ class Memory:
     members: set[int] = field(default_factory=set)
     incarnations: dict[int, int] = field(default_factory=dict)
     """Of those who took part in the last round."""
-    trips: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    trips: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     """Seconds that small requests took."""
     is_late: bool = True
     """The last round was over when we came, or there was none: better look before uploading."""

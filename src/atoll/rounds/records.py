@@ -192,9 +192,25 @@ class Commit:
         return digest(self.seal())
 
     def seal(self) -> bytes:
-        body = {"kind": "commit", **asdict(self), "run": self.run_id, "round": self.round_no}
-        del body["run_id"], body["round_no"]
-        return seal_record(body)
+        return self._sealed
+
+    @cached_property
+    def _sealed(self) -> bytes:
+        return seal_record(
+            {
+                "kind": "commit",
+                "run": self.run_id,
+                "round": self.round_no,
+                "fragment": self.fragment,
+                "previous": self.previous,
+                "base": self.base,
+                "mode": self.mode,
+                "contributions": [asdict(c) for c in self.contributions],
+                "rejected": [asdict(r) for r in self.rejected],
+                "members": self.members,
+                "by": self.by,
+            }
+        )
 
     @classmethod
     def open(cls, data: Buffer) -> Commit:
