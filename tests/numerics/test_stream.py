@@ -251,6 +251,9 @@ def test_running_statistics_go_with_the_fragments_and_the_end_is_the_same_everyw
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     agreement = Agreement.open(open_store(replicas[0].store_uri).get(RoundKeys("toy").agreement()))
     assert len(agreement.settings["averaged_from"]) == 3
+    report = verify(open_store(replicas[0].store_uri), "toy")
+    assert (report.difference, report.rounds) == (None, 15)
+    assert report.states >= 15
 
 
 def test_each_update_weighs_all_that_was_trained_of_its_fragment():
