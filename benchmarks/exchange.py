@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from wire.distance import latency_rows  # noqa: E402
-from wire.report import Row, machine  # noqa: E402
+from wire.report import MARKDOWN_HEAD, Row, machine  # noqa: E402
 from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
 from wire.sockets import cpu_per_gb  # noqa: E402
 from wire.space import memory_rows  # noqa: E402
@@ -105,6 +105,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("/dev/shm"), help="where files are; in memory, or it is slow"
     )
+    parser.add_argument("--markdown", type=Path, help="write the rows here as a table")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     given = parser.parse_args()
     if unknown := set(given.only) - set(SECTIONS):
@@ -120,6 +121,8 @@ def main() -> int:
             for row in SECTIONS[name](asked):
                 rows.append(row)
                 print(row.line(), flush=True)
+    if given.markdown:
+        given.markdown.write_text("\n".join([MARKDOWN_HEAD, *(row.markdown() for row in rows)]) + "\n")
     if given.json:
         text = {"machine": machine(), "command": sys.argv, "rows": [row.to_json() for row in rows]}
         given.json.write_text(json.dumps(text, indent=1))

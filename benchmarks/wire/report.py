@@ -30,20 +30,38 @@ class Row:
             return "PASS, aim"
         return "PASS" if self._reaches(self.must) else "FAIL"
 
-    def line(self) -> str:
+    @property
+    def wanted(self) -> str:
         sign = "≥" if self.at_least else "≤"
-        wanted = "" if self.must is None else f"{sign} {self.must:g}" + (f" ({self.aim:g})" if self.aim else "")
+        return "" if self.must is None else f"{sign} {self.must:g}" + (f" ({self.aim:g})" if self.aim else "")
+
+    def line(self) -> str:
         n = f"N={self.replicas}" if self.replicas else ""
         size = f"{self.mib} MiB" if self.mib else ""
-        return (
-            f"{self.what:<34} {n:<4} {size:>8} {self.value:>8.3f}  {wanted:<13} {self.verdict:<9}  {self.note}".rstrip()
+        place = f"{self.what:<34} {n:<4} {size:>8} {self.value:>8.3f}"
+        return f"{place}  {self.wanted:<13} {self.verdict:<9}  {self.note}".rstrip()
+
+    def markdown(self) -> str:
+        """The row as one of a table with `MARKDOWN_HEAD`."""
+        cells = (
+            self.what,
+            self.replicas or "",
+            self.mib or "",
+            f"{self.value:.3f}",
+            self.wanted,
+            self.verdict,
+            self.note,
         )
+        return "| " + " | ".join(map(str, cells)) + " |"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"verdict": self.verdict}
 
     def _reaches(self, limit: float) -> bool:
         return self.value >= limit if self.at_least else self.value <= limit
+
+
+MARKDOWN_HEAD = "| what | N | MiB | value | must (aim) | | |\n|---|--:|--:|--:|---|---|---|"
 
 
 def machine() -> str:
