@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -110,6 +111,7 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.only) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and folders go also then
     missing = missing_parts()
     if missing:
         print(f"{missing}, so rows over HTTP are left out; to have them: {INSTALL}")
