@@ -17,7 +17,7 @@ from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Agreement, Claim, Commit
 from atoll.rounds.requests import Requests
 
-_CONNECTIONS = ((0.005, 4), (0.03, 16))
+_CONNECTIONS = ((0.0003, 4), (0.03, 8))
 """Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
 _MOST_CONNECTIONS = 32
 _NEAR_S = 0.0003
