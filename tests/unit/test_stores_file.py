@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from atoll.errors import BadKey, ConfigError, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
+from atoll.registry import open_store
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
 from atoll.stores._file_reading import is_local
 from atoll.stores.base import check_key
@@ -254,3 +255,14 @@ def test_files_are_read_where_they_lie_on_this_machines_own_file_systems_only(tm
     monkeypatch.setattr("atoll.stores._file_reading._MOUNTS", mounts)
     found = {path: is_local(Path(path)) for path in ("/a", "/net", "/net/b", "/network", "/net/fast disk/c")}
     assert found == {"/a": True, "/net": False, "/net/b": False, "/network": True, "/net/fast disk/c": True}
+
+
+def test_the_options_of_a_file_store_are_part_of_its_address(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "a?b", fsync=False, recycle=True)
+    assert store.uri.endswith("/a%3Fb?fsync=0&recycle=1")
+    again = open_store(store.uri)
+    assert (again.uri, again.root, again.recycles) == (store.uri, store.root, True)
+    assert not open_store(f"file://{tmp_path}?recycle=false").recycles
+    for wrong, word in (("recycle=perhaps", "0 or 1"), ("recycled=1", "options fsync and recycle")):
+        with pytest.raises(ConfigError, match=word):
+            open_store(f"file://{tmp_path}?{wrong}")

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes, urlsplit
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 
 from atoll.errors import ConfigError, KeyExists, KeyNotFound
 from atoll.stores._file_errors import file_errors
@@ -25,6 +25,7 @@ from atoll.stores._file_spares import Spares
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 
 _LEFTOVER_AGE_S = 24 * 3600.0
+_DEFAULTS = {"fsync": True, "recycle": False}
 _numbers = count()
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
 
@@ -38,7 +39,9 @@ class FileStore:
 
     def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True, recycle: bool = False) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
-        self.uri = "file://" + quote(os.fsencode(self.root))
+        given = {"fsync": fsync, "recycle": recycle}
+        chosen = [f"{name}={int(value)}" for name, value in given.items() if value is not _DEFAULTS[name]]
+        self.uri = "file://" + quote(os.fsencode(self.root)) + ("?" + "&".join(chosen) if chosen else "")
         self._fsync = fsync
         self._is_swept = False
         self._prefix = f"{uuid.uuid4().hex}."
@@ -52,10 +55,12 @@ class FileStore:
 
     @classmethod
     def from_uri(cls, uri: str, **options: Any) -> FileStore:
-        unknown = sorted(set(options) - {"fsync", "recycle"})
+        address, _, query = uri.partition("?") if "://" in uri else (uri, "", "")
+        options = {**dict(parse_qsl(query, keep_blank_values=True)), **options}
+        unknown = sorted(set(options) - set(_DEFAULTS))
         if unknown:
             raise ConfigError(f"a file store has the options fsync and recycle; got {', '.join(unknown)}")
-        return cls(_path_in(uri), **options)
+        return cls(_path_in(address), **{name: _switch(name, value) for name, value in options.items()})
 
     def __repr__(self) -> str:
         return f"FileStore({str(self.root)!r})"
@@ -189,6 +194,13 @@ def _entries(folder: Path, above: str) -> list[tuple[str, Path | None]]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(found, key=lambda item: item[0])
+
+
+def _switch(name: str, value: Any) -> bool:
+    known = {"0": False, "1": True, "false": False, "true": True}.get(str(value).lower())
+    if known is None:
+        raise ConfigError(f"the option {name} of a file store is 0 or 1, not {value!r}")
+    return known
 
 
 def _path_in(uri: str) -> str:
