@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE))
 from wire.distance import latency_rows  # noqa: E402
 from wire.report import MARKDOWN_HEAD, Row, machine  # noqa: E402
 from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
-from wire.sockets import cpu_per_gb  # noqa: E402
+from wire.sockets import cpu_rows  # noqa: E402
 from wire.space import memory_rows  # noqa: E402
 from wire.walls import wall_rows  # noqa: E402
 
@@ -59,15 +59,11 @@ def memory(asked: Asked) -> Iterator[Row]:
 
 def cpu(asked: Asked) -> Iterator[Row]:
     """Client CPU per GB of one stream against a bare socket."""
-    for body_mib, count in ((64, 4), (8, 16), (2, 64)) if max(asked.mib) >= 64 else ((1, 2),):
+    for body_mib, count in ((64, 4), (16, 16), (4, 64)) if max(asked.mib) >= 64 else ((1, 2),):
         with _scratch(asked) as (_, server):
             if server is None:
                 return
-            seen = cpu_per_gb(server, body_mib << 20, count, asked.repeat)
-        for verb, must in (("put", 1.25), ("get", 1.3)):
-            ours, raw = seen[verb], seen[f"raw {verb}"]
-            note = f"{ours:.3f} / {raw:.3f} CPU s/GB, {count} × {body_mib} MiB"
-            yield Row(f"CPU of {verb.upper()} / raw socket", 0, body_mib, ours / raw, must, note=note)
+            yield from cpu_rows(server, body_mib, count, asked.repeat)
 
 
 def latency(asked: Asked) -> Iterator[Row]:

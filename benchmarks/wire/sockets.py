@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import socket
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from urllib.parse import urlsplit
 
+from atoll.rounds.allocator import keep_freed_memory
 from atoll.stores.cloud import CloudStore
+from wire.report import Row
 from wire.server import BUCKET, WireServer
 
 
 class RawSocket:
     """One kept-alive HTTP connection that neither parses nor copies more than it must."""
 
-    def __init__(self, server: WireServer) -> None:
-        self._host = urlsplit(server.endpoint).netloc
-        self._socket = socket.create_connection(("127.0.0.1", server.port))
-        self._head = bytearray(65536)
+    def __init__(self, endpoint: str) -> None:
+        self._host = urlsplit(endpoint).netloc
+        host, _, port = self._host.partition(":")
+        self._socket = socket.create_connection((host, int(port)))
 
     def put(self, key: str, body: memoryview) -> None:
         head = f"PUT /{BUCKET}/{key} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {body.nbytes}\r\n\r\n"
@@ -47,17 +52,24 @@ class RawSocket:
         return got.partition(b"\r\n\r\n")[2]
 
 
-def cpu_per_gb(server: WireServer, body_bytes: int, count: int, repeat: int) -> dict[str, float]:
-    """Median CPU seconds per GB of `put`, `raw put`, `get`, `raw get`; measured in turn."""
+def cpu_per_gb(endpoint: str, uri: str, body_bytes: int, count: int, repeat: int) -> dict[str, float]:
+    """Median CPU seconds per GB of `put`, `raw put`, `get`, `raw get` and `aligned get`; measured in turn.
+
+    For a process of its own: the bare socket's buffer is to be where a plain program would have it.
+    """
+    room = memoryview(bytearray(body_bytes))
+    body, aligned = memoryview(mmap.mmap(-1, body_bytes)), memoryview(mmap.mmap(-1, body_bytes))
+    body[:] = os.urandom(1 << 20) * (body_bytes >> 20)
+    keep_freed_memory()  # as every RoundClient does
     os.environ.update(AWS_ACCESS_KEY_ID="wire", AWS_SECRET_ACCESS_KEY="wire")
-    store, raw = CloudStore.from_uri(server.uri("cpu"), unsigned_payload=True), RawSocket(server)
-    body, room = memoryview(bytearray(os.urandom(1 << 20) * (body_bytes >> 20))), memoryview(bytearray(body_bytes))
+    store, raw = CloudStore.from_uri(uri, unsigned_payload=True), RawSocket(endpoint)
     keys = [f"{body_bytes}-{i}" for i in range(count)]
     works: dict[str, Callable[[str], object]] = {
         "raw put": lambda key: raw.put(f"cpu/{key}", body),
         "put": lambda key: store.put(key, body),
         "raw get": lambda key: raw.get(f"cpu/{key}", room),
         "get": lambda key: store.get(key),
+        "aligned get": lambda key: raw.get(f"cpu/{key}", aligned),
     }
     seen: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(repeat + 1):
@@ -67,11 +79,24 @@ def cpu_per_gb(server: WireServer, body_bytes: int, count: int, repeat: int) -> 
                 work(key)
             if turn:  # the first one pays for connections and pages
                 seen[name].append((_cpu_s() - before) / (body_bytes * count / 1e9))
-    assert bytes(store.get(keys[0])[:64]) == bytes(room[:64]) == bytes(body[:64])
+    assert bytes(store.get(keys[0])[:64]) == bytes(room[:64]) == bytes(aligned[:64]) == bytes(body[:64])
     for key in keys:
         store.delete(key)
     raw.close()
     return {name: statistics.median(values) for name, values in seen.items()}
+
+
+def cpu_rows(server: WireServer, body_mib: int, count: int, repeat: int) -> Iterator[Row]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        work = (cpu_per_gb, server.endpoint, server.uri("cpu"), body_mib << 20, count, repeat)
+        seen = pool.submit(*work).result()
+    for what, ours, raw, must in (
+        ("CPU of PUT / raw socket", "put", "raw put", 1.25),
+        ("CPU of GET / raw socket", "get", "raw get", 1.3),
+        ("CPU of GET / raw, page-aligned", "get", "aligned get", None),
+    ):
+        note = f"{seen[ours]:.3f} / {seen[raw]:.3f} CPU s/GB, {count} × {body_mib} MiB"
+        yield Row(what, 0, body_mib, seen[ours] / seen[raw], must, note=note)
 
 
 def _cpu_s() -> float:
