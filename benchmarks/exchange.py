@@ -112,19 +112,23 @@ def main() -> int:
     if missing:
         print(f"{missing}, so rows over HTTP are left out; to have them: {INSTALL}")
     print(machine(), flush=True)
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=given.folder) as folder:
         asked = Asked(given.replicas, given.mib, given.repeat, given.only, Path(folder), missing is None)
         for name in given.only:
             for row in SECTIONS[name](asked):
                 rows.append(row)
                 print(row.line(), flush=True)
-    if given.markdown:
-        given.markdown.write_text("\n".join([MARKDOWN_HEAD, *(row.markdown() for row in rows)]) + "\n")
-    if given.json:
-        text = {"machine": machine(), "command": sys.argv, "rows": [row.to_json() for row in rows]}
-        given.json.write_text(json.dumps(text, indent=1))
+                _write(rows, given.json, given.markdown)  # after every row: a long run may be cut short
     return 0
+
+
+def _write(rows: list[Row], as_json: Path | None, as_markdown: Path | None) -> None:
+    if as_markdown:
+        as_markdown.write_text("\n".join([MARKDOWN_HEAD, *(row.markdown() for row in rows)]) + "\n")
+    if as_json:
+        text = {"machine": machine(), "command": sys.argv, "rows": [row.to_json() for row in rows]}
+        as_json.write_text(json.dumps(text, indent=1))
 
 
 def _numbers(text: str) -> list[int]:
