@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from atoll.errors import BadKey, ConfigError, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
+from atoll.errors import BadKey, ConfigError, KeyExists, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
 from atoll.stores._file_reading import is_local
@@ -234,6 +234,58 @@ def test_two_processes_never_write_into_the_same_spare(tmp_path: Path) -> None:
         list(pool.map(write, range(24)))
     for i in range(24):
         assert bytes(stores[0].get(f"new-{i}")) == bytes([100 + i]) * BIG
+
+
+def test_a_file_with_a_second_name_is_not_written_again(tmp_path: Path) -> None:
+    """Left by a writer that died after it gave an object its name. `create` tells by names whose file stands."""
+    store = FileStore(tmp_path, recycle=True)
+    store.put("taken", b"t" * BIG)
+    store.create("made", b"m" * BIG)
+    leftover = tmp_path / TEMP_FOLDER / "of-a-dead-writer"
+    leftover.hardlink_to(next(tmp_path.glob("made*")))
+    store.delete("made")
+    with pytest.raises(KeyExists):
+        store.create("taken", b"x" * BIG)
+    assert bytes(store.get("taken")) == b"t" * BIG
+    assert leftover.read_bytes() == b"m" * BIG
+
+
+def test_a_forked_child_has_unfinished_files_of_its_own(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, recycle=True)
+    ours, theirs = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(theirs, store._new_temp().name.encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(ours, 100).decode() != store._new_temp().name
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_spares_nobody_used_for_a_day_are_swept(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, recycle=True)
+    for key in ("old", "young"):
+        store.put(key, b"a" * BIG)
+    for key in ("old", "young"):
+        store.delete(key)
+    first, second = sorted((tmp_path / TEMP_FOLDER / "spare").glob("*/*"))
+    os.utime(first, (1.0, 1.0))
+    FileStore(tmp_path).put("other", b"x")
+    assert list((tmp_path / TEMP_FOLDER / "spare").glob("*/*")) == [second]
+
+
+def test_a_full_disk_gives_the_space_of_spares_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path, recycle=True)
+    store.put("a", b"a" * BIG)
+    store.delete("a")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(StoreUnavailable):
+        store.put("b", b"b" * (BIG + 1))
+    assert not list((tmp_path / TEMP_FOLDER / "spare").glob("*/*"))
 
 
 def test_a_large_object_stays_as_it_was_read_when_it_is_replaced_or_deleted(tmp_path: Path) -> None:

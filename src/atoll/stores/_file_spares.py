@@ -6,6 +6,7 @@ no reader that is late after all sees a file shrink; the bytes change under it, 
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from contextlib import suppress
@@ -13,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
+SPARE_FOLDER = "spare"
 LEAST_BYTES = 1 << 16
 _numbers = count()
 _MOST = 512
@@ -41,8 +43,11 @@ class Spares:
             known = self._known.setdefault(size, [])
             if len(known) >= _MOST:
                 return False
-        home.mkdir(parents=True, exist_ok=True)
-        name = f"{self._prefix}{next(_numbers)}"
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a full disk, say, where deleting must still work
+            return False
+        name = f"{self._prefix}{os.getpid()}.{next(_numbers)}"
         os.rename(path, home / name)
         with self._lock:
             known.append(name)
@@ -61,8 +66,19 @@ class Spares:
             candidates = [known.pop() for _ in range(min(len(known), 8))]
         for i, name in enumerate(candidates):
             with suppress(FileNotFoundError):
+                os.utime(home / name)  # or it would look like something a dead writer left long ago
                 os.rename(home / name, target)
+                if os.stat(target).st_nlink > 1:  # also under another name: a writer that died, or somebody's copy
+                    os.unlink(target)
+                    continue
                 with self._lock:
                     known.extend(candidates[i + 1 :])
                 return True
         return False
+
+    def clear(self, oldest: float = math.inf) -> None:
+        """Remove every spare that was last written before this time, whoever left it."""
+        for path in self._folder.glob("*/*"):
+            with suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()

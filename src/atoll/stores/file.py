@@ -7,6 +7,7 @@ reader sees a whole object or none, and a crash leaves at most a nameless file t
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import uuid
@@ -21,7 +22,7 @@ from atoll.errors import ConfigError, KeyExists, KeyNotFound
 from atoll.stores._file_errors import file_errors
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
 from atoll.stores._file_reading import is_local, read
-from atoll.stores._file_spares import Spares
+from atoll.stores._file_spares import SPARE_FOLDER, Spares
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 
 _LEFTOVER_AGE_S = 24 * 3600.0
@@ -47,7 +48,7 @@ class FileStore:
         self._prefix = f"{uuid.uuid4().hex}."
         self._may_map: bool | None = None
         self._folders: set[Path] = set()
-        self._spares = Spares(self.root / TEMP_FOLDER / "spare") if recycle else None
+        self._spares = Spares(self.root / TEMP_FOLDER / SPARE_FOLDER) if recycle else None
 
     @property
     def recycles(self) -> bool:
@@ -134,6 +135,10 @@ class FileStore:
             finally:
                 os.close(fd)
             yield temp
+        except OSError as exc:
+            if exc.errno == errno.ENOSPC and self._spares is not None:
+                self._spares.clear()  # what is tried again has their space
+            raise
         finally:
             with suppress(OSError):
                 os.unlink(temp)
@@ -144,7 +149,7 @@ class FileStore:
         if not self._is_swept:
             self._is_swept = True
             _sweep(folder)
-        return folder / f"{self._prefix}{next(_numbers)}"
+        return folder / f"{self._prefix}{os.getpid()}.{next(_numbers)}"  # a forked child has the same numbers
 
     def _make_folder(self, folder: Path) -> None:
         """Folders are never removed, so one that exists stays; each new one is made durable in its parent."""
@@ -225,6 +230,7 @@ def _write(fd: int, parts: Sequence[memoryview]) -> None:
 def _sweep(folder: Path) -> None:
     """Remove what writers that died left behind. A day is longer than any write takes."""
     oldest = time.time() - _LEFTOVER_AGE_S
+    Spares(folder / SPARE_FOLDER).clear(oldest)
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
