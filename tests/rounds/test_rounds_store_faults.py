@@ -11,8 +11,9 @@ from rounds_toy import FAST, Toy, commits, fault_free
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.ops import Get
+from atoll.rounds.ops import Create, Get
 from atoll.rounds.party import Party
+from atoll.rounds.quorum import at_least
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 
@@ -193,3 +194,22 @@ def test_objects_of_another_run_or_round_under_our_names_are_refused() -> None:
     error = late.tasks["late"].error
     assert isinstance(error, CorruptUpdate)
     assert (error.rank, error.check) == (1, "identity")
+
+
+def test_a_mean_that_others_have_taken_is_not_replaced_for_one_bad_read() -> None:
+    """Rank 0 is late with its means, the others go on without its parts, and then it reads one of theirs badly."""
+    clock, inner = FakeClock(), MemoryStore()
+    stores = [FaultyStore(inner) for _ in range(3)]
+    few = replace(FAST, connections=2)  # too few to average ahead of the commit
+    toys = [Toy(rank, 3, clock, rounds=2, quorum=at_least(2), tuning=few) for rank in range(3)]
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), stores[toy.rank])
+    is_mean = lambda op: isinstance(op, Create) and "/0000000001/mean/" in op.key  # noqa: E731
+    simulation.before = lambda name, _, op: "pause" if name == "r0" and is_mean(op) else None
+    simulation.run(until=lambda: all(len(toy.history) == 2 for toy in toys[1:]))
+    assert simulation.paused == {"r0"}
+    stores[0].flip("*/0000000001/mean/*", bit=9000)
+    simulation.paused, simulation.before = set(), None
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1

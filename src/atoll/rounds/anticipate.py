@@ -30,7 +30,7 @@ _SAFE_NORM = 1e38
 def anticipate(turn: Turn) -> Steps[None]:
     """Average what will be ours if everybody takes part, until it is known who does."""
     member, expected = turn.member, turn.expected
-    if not expected or turn.is_inline or (width := member.connections // len(expected)) < 1:
+    if not expected or turn.is_inline or turn.is_again or (width := member.connections // len(expected)) < 1:
         return
     chunks = range(len(member.grid(turn.fragment)))
     mine = [i for i in chunks if turn.mode == "whole" or turn.ranks[i % len(expected)] == member.rank]

@@ -7,16 +7,29 @@ all but what its owner kept to itself and took along when it died. Nothing unver
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.errors import CorruptUpdate, LeftBehind
+from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind
 from atoll.rounds import fused
 from atoll.rounds.chunks import Encoded, MeanChunk
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Discard, Gather, Steps
-from atoll.rounds.parts import Averaging, Foreseen, contribution_of, fetch_offers, joined, offer_of, read_part, release
+from atoll.rounds.parts import (
+    Averaging,
+    Foreseen,
+    contribution_of,
+    fetch_offers,
+    gone,
+    is_released,
+    joined,
+    offer_of,
+    read_part,
+    release,
+)
+from atoll.rounds.party import Seat
 from atoll.rounds.publish import mend_offer
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
 from atoll.rounds.seal import checksum
@@ -116,10 +129,10 @@ def _mend(work: Averaging, chunk: int) -> Steps[None]:
     if work.own is None:
         return
     yield from mend_offer(work.member, work.own)
-    if work.own.inline is not None or work.own.is_held(chunk):
+    if work.ours is None or work.ours.inline is not None or work.ours.is_held(chunk):
         return
     try:
-        yield from read_part(work, work.own, chunk)
+        yield from read_part(work, work.ours, chunk)
     except (CorruptUpdate, LeftBehind):
         yield from release(work, chunk)
 
@@ -129,20 +142,34 @@ def _publish(work: Averaging, chunk: int) -> Steps[bool]:
     reduced = yield from _reduce(work, chunk)
     sealed = work.name(chunk).seal(reduced.parts, reduced.encoded, check=reduced.check)
     if not (yield from work.member.io.create(work.key(chunk), sealed)):
-        if None in reduced.parts or (yield from _published(work, chunk)) is not None:
+        if (yield from _must_stand(work, chunk, is_whole=None not in reduced.parts)):
             return False
         yield from work.member.io.put(work.key(chunk), sealed)  # what stands cannot be read: the same bytes again
     work.sink.write(work.grid.span(chunk)[0], reduced.values)
     return True
 
 
-def _published(work: Averaging, chunk: int, *, is_checked: bool = True) -> Steps[MeanChunk | None]:
-    """A chunk of the mean as published, or None while there is no good one."""
+def _must_stand(work: Averaging, chunk: int, *, is_whole: bool) -> Steps[bool]:
+    """Whether the mean that another published may not be replaced: it is good, or somebody may have taken it.
+
+    Where a part may be left out there are two means, and whoever could read the first one has that one.
+    """
+    try:
+        found = yield from work.member.io.read(work.key(chunk), work.name(chunk).open, is_promised=True)
+    except KeyNotFound as exc:
+        raise gone(work, exc) from exc
+    except CorruptUpdate:
+        return not is_whole or (work.is_held(chunk) and not work.member.quorum.is_strict)
+    return _fits(work, found.parts, chunk)
+
+
+def _published(work: Averaging, chunk: int) -> Steps[MeanChunk | None]:
+    """A chunk of the mean as published, its payload unchecked; None while there is no good one."""
     data = yield from work.member.io.probe(work.key(chunk))
     if data is None:
         return None
     try:
-        found = work.name(chunk).open(data, is_checked=is_checked)
+        found = work.name(chunk).open(data, is_checked=False)
     except CorruptUpdate:
         return None
     return found if _fits(work, found.parts, chunk) else None
@@ -150,7 +177,7 @@ def _published(work: Averaging, chunk: int, *, is_checked: bool = True) -> Steps
 
 def _take(work: Averaging, chunk: int) -> Steps[bool]:
     """Take a chunk of the mean from the store to its place, checked on the way; False while there is no good one."""
-    found = yield from _published(work, chunk, is_checked=False)
+    found = yield from _published(work, chunk)
     if found is None:
         return False
     began = work.member.io.clock.monotonic()
@@ -171,8 +198,8 @@ def _take(work: Averaging, chunk: int) -> Steps[bool]:
 def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
     """Average one chunk from its contributions, window by window, in rank order."""
     member = work.member
-    gone = yield from _left_out(work, chunk)
-    seats = [seat for seat in work.party.seats if seat.rank not in gone]
+    missing = yield from _left_out(work, chunk)
+    seats = [seat for seat in work.party.seats if seat.rank not in missing]
     accumulator = Accumulator(work.grid.count(chunk), Coefficients.of([seat.weight for seat in seats]))
     window = max(1, member.connections - 1)
     parts: dict[int, str] = {}
@@ -186,7 +213,7 @@ def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
         member.io.spend("reduce", began)
     reduced = finish(member, accumulator, tuple(parts.get(rank) for rank in work.party.ranks), work.commit.mode)
     if not reduced.is_finite:
-        yield from _blame(work, chunk)
+        yield from _blame(work, seats, chunk)
     return reduced
 
 
@@ -203,24 +230,34 @@ def finish(member: Member, accumulator: Accumulator, parts: tuple[str | None, ..
 
 
 def _left_out(work: Averaging, chunk: int) -> Steps[set[int]]:
-    """Ranks whose part of a chunk cannot be had: its owner kept it, and is not there to use it.
+    """Ranks whose part of a chunk cannot be had: they kept it, and are not there to use it or to write it.
 
-    Where every replica is needed for every round, only the rank itself may give its own part up: when it was started
-    again and its update did not come out the same. Elsewhere anybody may, once the owner had its time.
+    Where every replica is needed for every round, only the owner itself may give its own part up: when it was started
+    again and its update did not come out the same. Elsewhere anybody may, once the others had their time.
     """
-    owner = work.party.owner(chunk)
-    offer = yield from offer_of(work, owner)
-    if not offer.is_held(chunk) or work.is_ours(offer):
-        return set()
-    if owner != work.member.rank and work.member.quorum.is_strict:
-        message = f"rank {owner} keeps its part of chunk {chunk}, which only that rank can average"
+    owner, is_strict = work.party.owner(chunk), work.member.quorum.is_strict
+    found: set[int] = set()
+    for rank in work.party.ranks:
+        offer = yield from offer_of(work, rank)
+        if not offer.is_held(chunk) or work.is_ours(offer):
+            continue
+        if rank != owner:
+            if not is_strict and not (yield from is_released(work, offer, chunk, work.member.tuning.patience_s)):
+                found.add(rank)
+        elif is_strict and owner != work.member.rank:
+            message = f"rank {owner} keeps its part of chunk {chunk}, which only that rank can average"
+            raise CorruptUpdate(message, round_no=work.commit.round_no, rank=owner, check="missing")
+        else:
+            found.add(rank)
+    if len(found) == len(work.party.seats):
+        message = f"all who had a part of chunk {chunk} kept it and are gone"
         raise CorruptUpdate(message, round_no=work.commit.round_no, rank=owner, check="missing")
-    return {owner}
+    return found
 
 
 def _must_release(work: Averaging, chunk: int) -> bool:
     """Whether we held back a chunk that turns out to be another's to average."""
-    return work.own is not None and work.own.is_held(chunk) and work.party.owner(chunk) != work.member.rank
+    return work.ours is not None and work.ours.is_held(chunk) and work.party.owner(chunk) != work.member.rank
 
 
 def _discard(work: Averaging, own: Offer) -> Steps[None]:
@@ -230,10 +267,10 @@ def _discard(work: Averaging, own: Offer) -> Steps[None]:
         yield Discard(work.member.keys.update(own.round_no, own.rank, own.incarnation, chunk))
 
 
-def _blame(work: Averaging, chunk: int) -> Steps[None]:
+def _blame(work: Averaging, seats: Sequence[Seat], chunk: int) -> Steps[None]:
     """Find out whose values are not finite, and say so."""
     count = work.grid.count(chunk)
-    for seat in work.party.seats:
+    for seat in seats:
         found = yield from contribution_of(work, seat, chunk)
         if not is_finite(codec(work.member.agreement.codec).decode(found.payload, count)):
             message = f"the update of rank {seat.rank} has values that are not finite, in chunk {chunk}"

@@ -19,7 +19,7 @@ from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.parts import Averaging
-from atoll.rounds.publish import announce, upload
+from atoll.rounds.publish import announce, has_announced, upload
 from atoll.rounds.records import Commit
 from atoll.rounds.requests import Counters
 from atoll.rounds.turn import Turn
@@ -92,10 +92,17 @@ def _publish(turn: Turn) -> Steps[Offer]:
     """Write the update and look whether the round is still to come; for a replica that lags behind, look first."""
     member, io = turn.member, turn.member.io
     looks = [_look(turn), check_rank(io, member.keys, member.claim, turn.round_no), io.timeline.flush(io)]
-    if not member.memory.is_late:
+    if turn.is_again:
+        yield Gather(looks, 3)
+        offer = yield from upload(member, turn.draft, turn.source, is_dry=True)
+        # What a standing offer names must stay as it is, whatever was trained since.
+        if turn.commit is not None or (yield from has_announced(member, offer)):
+            return offer
+    elif not member.memory.is_late:
         offer, *_ = yield Gather([upload(member, turn.draft, turn.source, seen=turn.seen), *looks], 4)
         return _as_offer(offer)
-    yield Gather(looks, 3)
+    else:
+        yield Gather(looks, 3)
     return (yield from upload(member, turn.draft, turn.source, is_dry=turn.commit is not None))
 
 

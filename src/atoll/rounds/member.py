@@ -74,6 +74,9 @@ class Memory:
     is_late: bool = True
     """The last round was over when we came, or there was none: better look before uploading."""
 
+    announced: int | None = None
+    """The round that an offer of ours may be in the store for; its chunks must not be touched again."""
+
     def learn(self, commit: Commit) -> None:
         """Take in a commit, once."""
         self.members = {*commit.members, *commit.ranks}

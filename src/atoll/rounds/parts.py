@@ -46,6 +46,8 @@ class Averaging:
     """Our own update, still in memory; spares reading it back, and heals chunks that went bad in the store."""
     offers: dict[int, Offer] = field(default_factory=dict)
     foreseen: dict[int, Foreseen] = field(default_factory=dict)
+    heard_at: dict[int, float] = field(default_factory=dict)
+    """Rank → when it was last seen to have written what it had held back."""
 
     def __post_init__(self) -> None:
         self.grid: Grid = self.member.grid(self.commit.fragment)
@@ -68,6 +70,19 @@ class Averaging:
     def is_ours(self, offer: Offer) -> bool:
         """Whether the values behind an offer are in our memory."""
         return self.source is not None and offer.rank == self.member.rank and offer.digest == self.own_digest
+
+    @property
+    def ours(self) -> Offer | None:
+        """The committed offer of our rank, by whichever of our incarnations, if its values are in our memory."""
+        named, offer = self.commit.contribution(self.member.rank), self.offers.get(self.member.rank)
+        return (
+            offer if named is not None and offer is not None and _is_it(offer, named) and self.is_ours(offer) else None
+        )
+
+    def is_held(self, chunk: int) -> bool:
+        """Whether somebody who takes part kept a part of this chunk, as far as we can tell."""
+        offers = [self.offers.get(rank) for rank in self.party.ranks]
+        return any(offer is None or offer.is_held(chunk) for offer in offers)
 
     def name(self, chunk: int) -> MeanName:
         return mean_name(self.member, self.commit.round_no, self.commit.fragment, self.party.id, chunk)
@@ -171,21 +186,31 @@ def own_chunk(member: Member, offer: Offer, source: Source | None, chunk: int) -
 
 def _await_release(work: Averaging, offer: Offer, chunk: int) -> Steps[None]:
     """Wait for a chunk that its rank held back, expecting another party; it writes it when it sees the commit."""
-    key = work.member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
-    pauses = work.member.pauses()
-    while (yield from work.member.io.probe(key)) is None:
-        if work.time_left_s <= 0:
-            message = f"rank {offer.rank} did not write what it had held back"
-            raise CorruptUpdate(message, round_no=offer.round_no, rank=offer.rank, check="missing")
-        yield from work.member.io.sleep(next(pauses))
+    if not (yield from is_released(work, offer, chunk, work.deadline_s)):
+        message = f"rank {offer.rank} did not write what it had held back"
+        raise CorruptUpdate(message, round_no=offer.round_no, rank=offer.rank, check="missing")
+
+
+def is_released(work: Averaging, offer: Offer, chunk: int, patience_s: float) -> Steps[bool]:
+    """Whether a chunk that was held back is written, before its rank has been silent for so long."""
+    member, clock = work.member, work.member.io.clock
+    key = member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
+    pauses = member.pauses()
+    while (yield from member.io.probe(key)) is None:
+        silent_s = clock.monotonic() - work.heard_at.get(offer.rank, work.began)
+        if silent_s >= patience_s or work.time_left_s <= 0:
+            return False
+        yield from member.io.sleep(next(pauses))
+    work.heard_at[offer.rank] = clock.monotonic()
+    return True
 
 
 def release(work: Averaging, chunk: int) -> Steps[None]:
-    assert work.own is not None
+    assert work.ours is not None
     assert work.source is not None
     values = work.source.read(*work.grid.span(chunk))
-    encoded = codec(work.own.codec).encode(values)
-    yield from put_chunk(work.member, work.own, chunk, encoded, None, math.sqrt(sum_of_squares(values)))
+    encoded = codec(work.ours.codec).encode(values)
+    yield from put_chunk(work.member, work.ours, chunk, encoded, None, math.sqrt(sum_of_squares(values)))
 
 
 def joined(parts: list[Buffer]) -> Buffer:

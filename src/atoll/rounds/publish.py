@@ -146,6 +146,7 @@ def announce(member: Member, offer: Offer) -> Steps[Offer]:
     if offer.withdrawn is not None:
         why = offer.withdrawn
         member.events.add("update_rejected", offer.round_no, rank=offer.rank, check=why.check, detail=why.detail)
+    member.memory.announced = offer.round_no
     for slot in count():
         key = member.keys.offer(offer.round_no, offer.rank, slot)
         if (yield from member.io.create(key, offer.seal())):
@@ -158,6 +159,21 @@ def announce(member: Member, offer: Offer) -> Steps[Offer]:
             return stands
         if stands.incarnation > offer.incarnation:
             raise fenced(member.claim, offer.round_no)
+    raise AssertionError("unreachable")
+
+
+def has_announced(member: Member, offer: Offer) -> Steps[bool]:
+    """Whether an offer of this very process stands in this round."""
+    for slot in count():
+        key = member.keys.offer(offer.round_no, offer.rank, slot)
+        try:
+            stands = yield from member.io.read(key, lambda data, s=slot: _opened(member, offer, data, s))  # type: ignore[misc]
+        except KeyNotFound:
+            return False
+        except CorruptUpdate:
+            continue
+        if stands.token == offer.token:
+            return True
     raise AssertionError("unreachable")
 
 

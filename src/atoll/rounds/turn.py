@@ -29,12 +29,17 @@ class Turn:
     """Whether the sink may be written to while the source is still needed."""
     is_over: bool = False
     """It is known who takes part, or that the round failed."""
+    is_again: bool = False
+    """This process has tried the round before, and may have announced another update than this one."""
     own: Offer | None = None
     offers: dict[int, Offer] = field(default_factory=dict)
     commit: Commit | None = None
     foreseen: dict[int, Foreseen] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
     """Our own chunks that have been encoded so far."""
+
+    def __post_init__(self) -> None:
+        self.is_again = self.member.memory.announced == self.round_no
 
     @cached_property
     def expected(self) -> dict[int, int]:

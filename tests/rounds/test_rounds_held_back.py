@@ -1,0 +1,112 @@
+"""Chunks that a rank kept to itself, when what it expected does not happen: another party, its end, a second try."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_simulator import Simulation
+from rounds_toy import FAST, Toy, commits, update_of
+
+from atoll.errors import QuorumLost
+from atoll.rounds.ops import Op, Put
+from atoll.rounds.protocol import RoundProtocol
+from atoll.rounds.quorum import Quorum, at_least, strict
+from atoll.rounds.vectors import Parts
+from atoll.rounds.verify import verify
+from atoll.stores.memory import MemoryStore
+from atoll.testing.fakes import FakeClock
+
+STRICT, LOOSE = strict(deadline_s=200.0), at_least(2, grace_s=5.0, deadline_s=200.0)
+
+
+def not_finite(round_no: int, update: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.full_like(update, np.nan) if round_no == 2 else update
+
+
+def killed_before_it_released(quorum: Quorum, store: MemoryStore) -> tuple[Simulation, list[Toy]]:
+    """Round 2 goes on without rank 1, so others need what rank 0 kept; it dies as it is about to write that."""
+    clock = FakeClock()
+    few = replace(FAST, connections=3)
+    toys = [
+        Toy(r, 4, clock, rounds=4, quorum=quorum, size=9000, is_exact=quorum.is_strict, tuning=few) for r in range(4)
+    ]
+    toys[1].spoil = not_finite
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+
+    def is_released(op: Op) -> bool:
+        is_own = isinstance(op, Put) and "/0000000002/update/00000" in op.key
+        return is_own and any(commit.round_no == 2 for commit in commits(store))
+
+    simulation.before = lambda name, _, op: "kill" if name == "r0" and is_released(op) else None
+    simulation.run()
+    assert simulation.killed == ["r0"]
+    simulation.before = None
+    return simulation, toys
+
+
+def test_a_strict_run_has_what_was_kept_from_the_replica_that_is_started_again() -> None:
+    store = MemoryStore()
+    simulation, toys = killed_before_it_released(STRICT, store)
+    simulation.start("r0", toys[0].again(attempt=1).train(), store)
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    report = verify(store, "toy")
+    assert (report.difference, report.left_out) == (None, 0)
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_a_run_with_a_quorum_goes_on_without_what_was_kept(is_started_again: bool) -> None:
+    store = MemoryStore()
+    simulation, toys = killed_before_it_released(LOOSE, store)
+    if is_started_again:
+        simulation.start("r0", toys[0].again(attempt=1).train(), store)
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    report = verify(store, "toy")
+    assert report.difference is None
+    assert report.left_out > 0
+
+
+@dataclass
+class Stubborn(Toy):
+    """Tries a round that failed again, with what it has trained by then."""
+
+    tries: int = 0
+
+    def advance(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+        update, weight = update_of(self.rank, round_no, self.state)
+        mean = np.empty_like(self.state)
+        try:
+            source = Parts([update * np.float32(1 + self.tries)])
+            yield from protocol.exchange(round_no, source, Parts([mean]), weight=weight + self.more * self.tries)
+        except QuorumLost:
+            self.tries += 1
+            return round_no
+        self.apply(mean)
+        return round_no + 1
+
+    more: float = 0.0
+
+
+@pytest.mark.parametrize("more", [0.0, 5.0])
+@pytest.mark.parametrize("quorum", [STRICT, at_least(3, grace_s=5.0, deadline_s=60.0)])
+def test_a_round_tried_again_leaves_what_was_announced_as_it_is(quorum: Quorum, more: float) -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Stubborn(rank, 3, clock, rounds=4, quorum=quorum, more=more) for rank in range(3)]
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+    is_update = lambda op: isinstance(op, Put) and "/0000000002/update/" in op.key  # noqa: E731
+    simulation.before = lambda name, _, op: "pause" if name == "r2" and is_update(op) else None
+    simulation.run(until=lambda: min(toys[0].tries, toys[1].tries) > 0)
+    simulation.paused, simulation.before = set(), None
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert [toy.tries for toy in toys] == [1, 1, 0]
+    assert verify(store, "toy").difference is None
