@@ -5,7 +5,9 @@ import pytest
 from rounds_simulator import Simulation
 from rounds_toy import Toy, commits, events, run_all
 
-from atoll.errors import Conflict, CorruptUpdate, QuorumLost
+from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.ops import List
 from atoll.rounds.quorum import adaptive, at_least, strict
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
@@ -201,3 +203,30 @@ def test_a_replica_whose_state_drifted_is_found_out() -> None:
     error = simulation.tasks.pop("r2").error
     assert isinstance(error, CorruptUpdate)
     assert (error.rank, error.check) == (2, "base")
+
+
+def test_a_replica_that_stood_still_after_its_commit_does_not_take_it_back() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 2, clock, quorum=at_least(1, grace_s=4.0), rounds=5, snapshot_every=2) for rank in range(2)]
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    made = RoundKeys("toy").commit(1)
+    is_made = lambda name: name == "r0" and made in store.list(RoundKeys("toy").commits_prefix())  # noqa: E731
+    simulation.before = lambda name, _, op: "pause" if is_made(name) and isinstance(op, List) else None
+    simulation.run(until=lambda: len(toys[1].history) == 3)
+    assert simulation.paused == {"r0"}
+    simulation.paused, simulation.before = set(), None
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert [commit.round_no for commit in commits(store)] == [0, 1, 2, 3, 4]
+
+
+def test_a_round_that_is_gone_without_a_snapshot_after_it_is_an_error_and_no_endless_search() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, quorum=at_least(2, grace_s=1.0), rounds=4) for rank in range(3)]
+    run_all(toys[:2], store)
+    store.delete(RoundKeys("toy").commit(1))
+    simulation = Simulation(clock)
+    start(simulation, toys[2:], store)
+    simulation.run()
+    assert isinstance(simulation.tasks["r2"].error, LeftBehind)

@@ -118,12 +118,12 @@ def _propose(watch: Watch) -> Steps[Commit | None]:
     is_ours = yield from member.io.create(member.keys.commit(watch.round_no), proposal.seal())
     commit = proposal if is_ours else (yield from read_commit(member, watch.round_no))
     if commit == proposal:
-        yield from _withdraw_if_stale(watch)
+        yield from _withdraw_if_stale(watch, commit)
         _announce(watch, commit)
     return commit
 
 
-def _withdraw_if_stale(watch: Watch) -> Steps[None]:
+def _withdraw_if_stale(watch: Watch, made: Commit) -> Steps[None]:
     """Take back a commit created where an old one had been retired; all who took part in that one are past it."""
     member = watch.member
     if member.quorum.is_strict:
@@ -131,6 +131,9 @@ def _withdraw_if_stale(watch: Watch) -> Steps[None]:
     listed = yield from member.io.list(member.keys.commits_prefix())
     latest = max((member.keys.parse_commit(key) for key in listed), default=0)
     if latest > watch.round_no:
+        after = yield from read_commit(member, watch.round_no + 1)
+        if after is not None and after.previous == made.digest:
+            return  # it is we who were slow: the others have gone on from this very commit
         yield from member.io.delete(member.keys.commit(watch.round_no))
         message = f"round {watch.round_no} was over long ago; the others are at round {latest + 1}"
         raise LeftBehind(message, round_no=watch.round_no, latest=latest)

@@ -141,11 +141,14 @@ class RoundProtocol:
             is_far = head.snapshot_round is not None and head.snapshot_round > round_no + REPLAY_LIMIT
             if is_far or head.oldest_round is None or head.oldest_round > round_no:
                 round_no = yield from self._jump(round_no, load)
+            began, is_gone = round_no, False
             try:
                 while (outcome := (yield from self.replay(round_no, sink(self._fragment(round_no))))) is not None:
                     apply(outcome)
                     round_no += 1
             except LeftBehind:
+                is_gone = True
+            if is_gone or round_no == began:  # there are later rounds, and this one is not to be had
                 round_no = yield from self._jump(round_no, load)
         return round_no
 
