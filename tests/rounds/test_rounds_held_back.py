@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_simulator import Simulation
-from rounds_toy import FAST, Toy, commits, update_of
+from rounds_toy import FAST, Toy, commits, run_all, update_of
 
-from atoll.errors import QuorumLost
-from atoll.rounds.ops import Op, Put
+from atoll.errors import LeftBehind, QuorumLost
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.ops import Create, Op, Put
 from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum, at_least, strict
 from atoll.rounds.vectors import Parts
@@ -110,3 +111,24 @@ def test_a_round_tried_again_leaves_what_was_announced_as_it_is(quorum: Quorum, 
     assert len(set(simulation.results().values())) == 1
     assert [toy.tries for toy in toys] == [1, 1, 0]
     assert verify(store, "toy").difference is None
+
+
+def test_a_replica_that_comes_back_never_makes_a_second_mean_of_a_round() -> None:
+    """Rank 0 takes in rounds it averaged a chunk of before it died, while their means are being retired."""
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 3, clock, rounds=3, quorum=LOOSE) for rank in range(3)]
+    run_all(toys, store)
+    for key in list(store.list(RoundKeys("toy").rounds_prefix() + "0000000001/mean/")):
+        store.delete(key)
+    simulation = Simulation(clock)
+    simulation.start("r0", toys[0].again(attempt=1).train(), store)
+    is_mean = lambda op: isinstance(op, Create) and "/0000000001/mean/" in op.key  # noqa: E731
+    simulation.before = lambda name, _, op: retire_parts(store) if is_mean(op) else None
+    simulation.run()
+    assert isinstance(simulation.tasks["r0"].error, LeftBehind)
+    assert not list(store.list(RoundKeys("toy").rounds_prefix() + "0000000001/mean/"))
+
+
+def retire_parts(store: MemoryStore) -> None:
+    for key in list(store.list(RoundKeys("toy").rounds_prefix() + "0000000001/update/")):
+        store.delete(key)

@@ -57,9 +57,11 @@ def average(work: Averaging) -> Steps[None]:
         yield Gather([_own(work, i) for i in chunks], width)
         return
     yield Gather([release(work, i) for i in chunks if _must_release(work, i)], work.member.connections)
-    # Asking for the others' chunks before one's own are done would only find them missing.
-    yield Gather([_own(work, i) for i in chunks if work.party.owner(i) == work.member.rank], width)
-    yield Gather([_fetch(work, i) for i in chunks if work.party.owner(i) != work.member.rank], work.member.connections)
+    # Asking for the others' chunks before one's own are done would only find them missing. Who no longer has the values
+    # was here before, and may find its means published, and their parts gone.
+    own = [i for i in chunks if work.party.owner(i) == work.member.rank and work.ours is not None]
+    yield Gather([_own(work, i) for i in own], width)
+    yield Gather([_fetch(work, i) for i in chunks if i not in own], work.member.connections)
     if work.own is not None:
         yield from _discard(work, work.own)
 
@@ -145,6 +147,8 @@ def _publish(work: Averaging, chunk: int) -> Steps[bool]:
         if (yield from _must_stand(work, chunk, is_whole=None not in reduced.parts)):
             return False
         yield from work.member.io.put(work.key(chunk), sealed)  # what stands cannot be read: the same bytes again
+    elif None in reduced.parts:
+        yield from _check_not_retired(work, reduced.parts, chunk)
     work.sink.write(work.grid.span(chunk)[0], reduced.values)
     return True
 
@@ -161,6 +165,20 @@ def _must_stand(work: Averaging, chunk: int, *, is_whole: bool) -> Steps[bool]:
     except CorruptUpdate:
         return not is_whole or (work.is_held(chunk) and not work.member.quorum.is_strict)
     return _fits(work, found.parts, chunk)
+
+
+def _check_not_retired(work: Averaging, parts: Sequence[str | None], chunk: int) -> Steps[None]:
+    """Raise `LeftBehind` if there had been a mean before ours: it was deleted after the parts that went into it."""
+    for rank, part in zip(work.party.ranks, parts, strict=True):
+        offer = work.offers.get(rank)
+        if part is None or offer is None or (work.is_ours(offer) and offer.is_held(chunk)):
+            continue
+        try:
+            yield from read_part(work, offer, chunk)
+        except LeftBehind:
+            yield from work.member.io.delete(work.key(chunk))
+            raise
+        return
 
 
 def _published(work: Averaging, chunk: int) -> Steps[MeanChunk | None]:

@@ -138,17 +138,17 @@ class RoundProtocol:
         rounds are gone, or when loading is less work than replaying.
         """
         while (head := (yield from self.latest())).next_round > round_no:
+            before, is_gone = round_no, False
             is_far = head.snapshot_round is not None and head.snapshot_round > round_no + REPLAY_LIMIT
             if is_far or head.oldest_round is None or head.oldest_round > round_no:
                 round_no = yield from self._jump(round_no, load)
-            began, is_gone = round_no, False
             try:
                 while (outcome := (yield from self.replay(round_no, sink(self._fragment(round_no))))) is not None:
                     apply(outcome)
                     round_no += 1
             except LeftBehind:
                 is_gone = True
-            if is_gone or round_no == began:  # there are later rounds, and this one is not to be had
+            if is_gone or round_no == before:  # there are later rounds, and this one is not to be had
                 round_no = yield from self._jump(round_no, load)
         return round_no
 

@@ -55,7 +55,9 @@ def retire(member: Member, leases: Leases) -> Steps[int]:
         data, commits = yield from _doomed(member, floor, kept)
     except (KeyNotFound, CorruptUpdate):
         return 0  # another replica is tidying, or a snapshot is not what it should be: keep everything
-    yield Gather([member.io.delete(key) for key in data], member.connections)
+    # Means after what they were made of: who finds a mean missing must not be able to make another one.
+    for some in ([key for key in data if "/mean/" not in key], [key for key in data if "/mean/" in key]):
+        yield Gather([member.io.delete(key) for key in some], member.connections)
     for key in commits:  # oldest first: a commit that is there proves that those after it are
         yield from member.io.delete(key)
     if data or commits:
