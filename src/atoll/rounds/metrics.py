@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from atoll.stores.base import Store
 
 T = TypeVar("T")
 _AT_ONCE = 16
+_LARGEST = 1e18
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ def round_records(store: Store, run_id: str, *, last: int | None = None) -> list
     """Every round that is still there, by rank and time; with `last`, at least that many newest ones of each rank."""
     keys = RoundKeys(run_id)
     of_rank: dict[int, list[str]] = {}
-    for key in store.list(keys.metrics_prefix()):  # sorted: older incarnations and segments first
-        of_rank.setdefault(keys.parse_metrics(key)[0], []).append(key)
+    for key, (rank, *_) in _ours(store, keys.metrics_prefix(), keys.parse_metrics):
+        of_rank.setdefault(rank, []).append(key)  # sorted: older incarnations and segments first
     found = _each(lambda names: _newest(store, names, last), list(of_rank.values()))
     return [record for records in found for record in records]
 
@@ -52,15 +54,16 @@ def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
     """What replicas noted, by time."""
     keys = list(store.list(RoundKeys(run_id).events_prefix()))
     found = [line for lines in _each(lambda key: list(_lines(store, key)), keys) for line in lines]
-    return sorted((e for e in found if isinstance(e.get("time"), int | float)), key=lambda event: float(event["time"]))
+    usable = [e for e in found if isinstance(e.get("time"), int | float) and isinstance(e.get("by", 0), int)]
+    return sorted(usable, key=lambda event: float(event["time"]))
 
 
 def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
     """The round that some have arrived at and others have not; None when there is none. Three LISTs at most."""
     keys = RoundKeys(run_id)
-    commits = list(store.list(keys.commits_prefix()))
-    round_no = keys.parse_commit(commits[-1]) + 1 if commits else 0
-    arrived = {keys.parse_offer(key)[1] for key in store.list(keys.offers_prefix(round_no))}
+    commits = [number for _, number in _ours(store, keys.commits_prefix(), keys.parse_commit)]
+    round_no = commits[-1] + 1 if commits else 0
+    arrived = {named[1] for _, named in _ours(store, keys.offers_prefix(round_no), keys.parse_offer)}
     if not arrived:
         return None
     missing = set(range(replicas)) - arrived - _gone(store, keys)
@@ -70,10 +73,16 @@ def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
 def _gone(store: Store, keys: RoundKeys) -> set[int]:
     """Ranks that said goodbye."""
     newest: dict[int, bool] = {}
-    for key in store.list(keys.claims_prefix()):  # a departure sorts right after its claim
-        rank, _, has_left = keys.parse_claim(key)
-        newest[rank] = has_left
+    for _, (rank, _, has_left) in _ours(store, keys.claims_prefix(), keys.parse_claim):
+        newest[rank] = has_left  # a departure sorts right after its claim
     return {rank for rank, has_left in newest.items() if has_left}
+
+
+def _ours(store: Store, prefix: str, parse: Callable[[str], T]) -> Iterator[tuple[str, T]]:
+    """Keys and what their names say, without what others have put there."""
+    for key in store.list(prefix):
+        with suppress(BadKey):
+            yield key, parse(key)
 
 
 def _newest(store: Store, names: Sequence[str], last: int | None) -> list[RoundRecord]:
@@ -89,7 +98,7 @@ def _newest(store: Store, names: Sequence[str], last: int | None) -> list[RoundR
 def _record(line: dict[str, Any]) -> Iterator[RoundRecord]:
     try:
         yield RoundRecord.from_json(line)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return  # of another version, perhaps; pictures do without
 
 
@@ -100,11 +109,28 @@ def _lines(store: Store, key: str) -> Iterator[dict[str, Any]]:
         return  # it went while we read
     for line in data.splitlines():
         try:
-            found = json.loads(line)
-        except ValueError:
+            found = json.loads(line, parse_constant=_refused, parse_float=_finite, parse_int=_whole)
+        except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
             yield found
+
+
+def _refused(text: str) -> float:
+    raise ValueError(f"not a number: {text}")
+
+
+def _finite(text: str) -> float:
+    return _within(float(text))
+
+
+def _whole(text: str) -> int:
+    return int(_within(int(text)))
+
+
+def _within(number: float) -> float:
+    """So that nothing made of it overflows: no time, amount or count is as large."""
+    return number if abs(number) < _LARGEST else float(_refused(str(number)[:20]))
 
 
 def _each(read: Callable[[Any], T], items: Sequence[Any]) -> list[T]:

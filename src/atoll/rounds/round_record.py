@@ -30,7 +30,7 @@ class PhaseTime:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PhaseTime:
         spans = tuple((at / _MICRO, max(0, lasted) / _MICRO) for at, lasted in data["spans_us"])
-        return cls(float(data["busy_s"]), float(data["wall_s"]), int(data["count"]), spans)
+        return cls(_number(data["busy_s"]), _number(data["wall_s"]), int(_number(data["count"])), spans)
 
 
 @dataclass(frozen=True)
@@ -95,22 +95,29 @@ class RoundRecord:
     def from_json(cls, data: Mapping[str, Any]) -> RoundRecord:
         """`KeyError`, `TypeError` or `ValueError` when it is no such record."""
         return cls(
-            rank=int(data["rank"]),
-            incarnation=int(data["incarnation"]),
-            round_no=int(data["round"]),
-            fragment=int(data["fragment"]),
-            time=float(data["time"]),
-            exchange_s=float(data["exchange_s"]),
-            exposed_s=float(data["exposed_s"]),
+            rank=int(_number(data["rank"])),
+            incarnation=int(_number(data["incarnation"])),
+            round_no=int(_number(data["round"])),
+            fragment=int(_number(data["fragment"])),
+            time=_number(data["time"]),
+            exchange_s=_number(data["exchange_s"]),
+            exposed_s=_number(data["exposed_s"]),
             is_over=bool(data["over"]),
             is_included=bool(data["included"]),
             phases={str(name): PhaseTime.from_json(phase) for name, phase in data["phases"].items()},
-            bytes_up=int(data["bytes_up"]),
-            bytes_down=int(data["bytes_down"]),
-            requests={str(verb): int(count) for verb, count in data["requests"].items()},
-            misses=int(data["misses"]),
-            retries=int(data["retries"]),
+            bytes_up=int(_number(data["bytes_up"])),
+            bytes_down=int(_number(data["bytes_down"])),
+            requests={str(verb): int(_number(count)) for verb, count in data["requests"].items()},
+            misses=int(_number(data["misses"])),
+            retries=int(_number(data["retries"])),
         )
+
+
+def _number(value: object) -> float:
+    """JSON from anywhere: a text that looks like a number is none."""
+    if not isinstance(value, int | float):
+        raise TypeError(f"not a number: {value!r}")
+    return value
 
 
 def _short(seconds: float) -> float:

@@ -1,0 +1,50 @@
+"""What the views read from a store anybody can write to: spoiled lines are passed over, never a crash."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.metrics import round_events, round_records, waiting_for
+from atoll.rounds.round_record import PhaseTime, RoundRecord
+from atoll.stores.memory import MemoryStore
+from atoll.trace import chrome_trace
+
+KEYS = RoundKeys("r")
+GOOD = RoundRecord(0, 0, 1, 0, 5.0, 2.0, 1.0, True, True, {"get": PhaseTime(1.0, 1.0, 1, ((0.0, 1.0),))}).to_json()
+EVENT = {"event": "round_committed", "by": 0, "round": 1, "time": 5.0}
+ODD = ["NaN", "Infinity", "-Infinity", "1e999", "1e300", "9" * 400, '"x"', f'"{"9" * 500}"', "null", "[]", "{}"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["rank", "round", "time", "exchange_s", "exposed_s", "bytes_up", "phases", "requests"])
+def test_a_spoiled_round_is_passed_over(name: str, odd: str) -> None:
+    store = MemoryStore()
+    spoiled = json.dumps(GOOD | {name: "HERE"}).replace('"HERE"', odd)
+    store.put(KEYS.metrics(0, 0, 0), f"{spoiled}\n{json.dumps(GOOD)}\n".encode())
+    found = round_records(store, "r")
+    assert found[-1] == RoundRecord.from_json(GOOD)
+    json.dumps(chrome_trace("r", found), allow_nan=False)
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["by", "time", "round"])
+def test_a_spoiled_event_is_passed_over(name: str, odd: str) -> None:
+    store = MemoryStore()
+    spoiled = json.dumps(EVENT | {name: "HERE"}).replace('"HERE"', odd)
+    store.put(KEYS.events_prefix() + "00000.00000.000000.jsonl", f"{spoiled}\n{json.dumps(EVENT)}\n".encode())
+    found = round_events(store, "r")
+    assert EVENT in found
+    json.dumps(chrome_trace("r", [], found), allow_nan=False)
+
+
+def test_what_is_no_json_at_all_and_names_of_others_are_passed_over() -> None:
+    store = MemoryStore()
+    for prefix in (KEYS.metrics_prefix(), KEYS.events_prefix(), KEYS.commits_prefix(), KEYS.offers_prefix(0)):
+        store.put(prefix + "README.txt", b"[" * 100_000)
+    store.put(KEYS.metrics(0, 0, 0), b"[" * 100_000 + b"\n\xff\n" + json.dumps(GOOD).encode())
+    assert round_records(store, "r") == [RoundRecord.from_json(GOOD)]
+    assert round_events(store, "r") == []
+    assert waiting_for(store, "r", 2) is None
