@@ -104,7 +104,7 @@ def _reduced(turn: Turn, chunk: int, party: Party, parts: list[Encoded], out: F3
 
 
 def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[Encoded | None]:
-    """A rank's bytes of a chunk as soon as they are there; None once it is known who takes part."""
+    """A rank's bytes of a chunk as soon as they are there; None once it is known that others take part."""
     member = turn.member
     if rank == member.rank:
         values = turn.source.read(*member.grid(turn.fragment).span(chunk))
@@ -115,12 +115,15 @@ def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[Encoded | None]:
     del header["attempt"], header["weight"]
     key = member.keys.update(turn.round_no, rank, turn.expected[rank], chunk)
     pauses = member.pauses()
-    while not turn.is_over:
+    while not turn.is_void:
+        is_there = turn.is_over  # what was committed was announced, and what was announced had been written
         data = yield from member.io.probe(key)
         if data is not None:
             try:
                 return open_update(data, header, is_checked=False)
             except CorruptUpdate:
                 pass
+        if is_there:
+            break  # something is wrong; left to those who look more closely
         yield from member.io.sleep(next(pauses))
     return None

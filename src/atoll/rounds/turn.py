@@ -54,6 +54,13 @@ class Turn:
     def mode(self) -> str:
         return self.member.exchange_mode(self.fragment, len(self.expected))
 
+    @property
+    def is_void(self) -> bool:
+        """Not what was expected was committed, or nothing."""
+        if not self.is_over:
+            return False
+        return self.commit is None or {c.rank: c.incarnation for c in self.commit.contributions} != self.expected
+
     def room(self, start: int, stop: int) -> F32 | None:
         """Where the mean of these elements may be made; None if it has to be made elsewhere and copied."""
         return self._has_room.room(start, stop) if self._has_room is not None else None
