@@ -219,7 +219,8 @@ def shown(losses: Sequence[float]) -> str:
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", default=str(TEXT), help="a file, or `stdlib` for Python's own sources")
+    text = str(TEXT) if TEXT.exists() else "stdlib"
+    parser.add_argument("--text", default=text, help="a file, or `stdlib` for Python's own sources")
     parser.add_argument("--arms", nargs="+", default=["fp32", "int8", "int4", "streaming"],
                         choices=["fp32", "bf16", "int8", "int4", "streaming"])  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3)

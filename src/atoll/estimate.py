@@ -17,7 +17,7 @@ from typing import Any
 
 from atoll.errors import InvalidSpec
 from atoll.prices import AS_OF, SERVICES, Prices
-from atoll.rounds.codec import codec
+from atoll.rounds.codec import codec, recommended_mean
 from atoll.rounds.layout import CHUNK_MULTIPLE, Grid, default_chunk
 from atoll.rounds.member import Tuning
 
@@ -25,6 +25,7 @@ MODES = ("auto", "whole", "scatter")
 CONNECTION_BYTES_S = 100e6
 """What one connection to a cloud store gives, about."""
 MOST_REPLICAS = 1024
+_MOST_PARAMS = 1e16
 _OFFER_BYTES, _CHECK_BYTES, _COMMIT_BYTES, _SEAT_BYTES = 600, 19, 500, 200
 _INLINE_BYTES, _LIST_FROM = Tuning().inline_bytes, Tuning().list_from
 
@@ -56,13 +57,18 @@ class Setting:
         if problems := list(_problems(self)):
             raise InvalidSpec("estimate", problems)
         codec(self.codec)
-        codec(self.mean_codec or self.codec)
+        codec(self.means)
 
     @property
     def effective_bytes_s(self) -> float:
         """The network, or what the connections give if that is less."""
         most = float("inf") if self.connections is None else self.connections * CONNECTION_BYTES_S
         return min(self.bandwidth_bytes_s, most)
+
+    @property
+    def means(self) -> str:
+        """The codec of published means: as chosen, or as training chooses."""
+        return self.mean_codec or recommended_mean(self.codec)
 
     @cached_property
     def grid(self) -> Grid:
@@ -179,7 +185,7 @@ def estimate(setting: Setting) -> Estimate:
 
 def planned_exchange(setting: Setting) -> Exchange:
     """The exchange of one fragment: as forced, or the quicker way; whole updates if they are as quick."""
-    sizes = encoded_bytes(setting.grid, setting.codec), encoded_bytes(setting.grid, setting.mean_codec or setting.codec)
+    sizes = encoded_bytes(setting.grid, setting.codec), encoded_bytes(setting.grid, setting.means)
     if setting.mode != "auto":
         return exchange_of(setting, setting.mode, *sizes)
     if sizes[0] <= _INLINE_BYTES or setting.replicas == 2:
@@ -246,8 +252,8 @@ def _notes(setting: Setting, exchange: Exchange, pace: Pace) -> Iterator[str]:
 
 
 def _problems(s: Setting) -> Iterator[str]:
-    if not s.params >= 1 or s.params == float("inf"):
-        yield f"params={s.params:g}: a number from 1"
+    if not 1 <= s.params <= _MOST_PARAMS:
+        yield f"params={s.params:g}: a number from 1 to {_MOST_PARAMS:g}"
     if not 2 <= s.replicas <= MOST_REPLICAS:
         yield f"replicas={s.replicas}: from 2 to {MOST_REPLICAS}"
     if s.mode not in MODES:

@@ -24,7 +24,7 @@ def estimate_text(made: Estimate, *, colour: bool = False) -> str:
 
 def _question(made: Estimate) -> str:
     asked = made.setting
-    codecs = asked.codec + (f" (means: {asked.mean_codec})" if asked.mean_codec not in (None, asked.codec) else "")
+    codecs = asked.codec + (f" (means: {asked.means})" if asked.means != asked.codec else "")
     params = _count(asked.params).replace(" G", "B").replace(" ", "")
     link = f"{_count(asked.effective_bytes_s * 8)}bit/s and {seconds_text(asked.latency_s)} to the store"
     steps = f"{asked.inner_steps} inner steps of {seconds_text(asked.step_time_s)}"

@@ -30,7 +30,7 @@ _SAFE_NORM = 1e38
 def anticipate(turn: Turn) -> Steps[None]:
     """Average what will be ours if everybody takes part, until it is known who does."""
     member, expected = turn.member, turn.expected
-    if not expected or turn.is_inline or turn.is_again or (width := member.connections // len(expected)) < 1:
+    if not expected or turn.is_inline or turn.is_again or member.connections < len(expected):
         return
     chunks = range(len(member.grid(turn.fragment)))
     mine = [i for i in chunks if turn.mode == "whole" or turn.ranks[i % len(expected)] == member.rank]
@@ -38,7 +38,9 @@ def anticipate(turn: Turn) -> Steps[None]:
         mine = mine[: max(1, member.connections // 2)]
     # Until the others are there, only the first chunk is asked for; the rest does not wait for it to be published.
     if mine and (first := (yield from _await_parts(turn, mine[0]))) is not None:
-        yield Gather([_average(turn, mine[0], first), *(_foresee(turn, i) for i in mine[1:])], width)
+        yield Gather(
+            [_average(turn, mine[0], first), *(_foresee(turn, i) for i in mine[1:])], member.side_by_side(len(expected))
+        )
 
 
 def _foresee(turn: Turn, chunk: int) -> Steps[None]:

@@ -113,6 +113,9 @@ class Verification:
         commits = sorted(round_no for round_no in listed if round_no >= at_least)
         snapshots = sorted(self._keys.parse_snapshot(key) for key in self._store.list(self._keys.snapshots_prefix()))
         first = self._report.first_round = commits[0] if commits else 0
+        if first:
+            gone = "round 0" if first == 1 else f"rounds 0 to {first - 1}"
+            self._report.notes.append(f"{gone} {'is' if first == 1 else 'are'} no longer in the store and not checked")
         self._start(first, snapshots)
         for round_no in commits:
             if round_no != first + self._report.rounds:

@@ -34,7 +34,7 @@ def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
     help="Of each replica, each way: 25Gbit, 400MB/s.",
 )  # fmt: skip
 @click.option("--codec", default="int8", metavar="NAME", show_default=True, help="How updates travel.")
-@click.option("--mean-codec", metavar="NAME", help="How means travel.  [default: as updates]")
+@click.option("--mean-codec", metavar="NAME", help="How means travel.  [default: as updates; int8 for int4]")
 @click.option("--latency", type=duration, default="100ms", metavar="TIME", show_default=True, help="A small request.")
 @click.option("--chunk", type=_parsed(sizes.amount), metavar="SIZE", help="Float32 bytes in a chunk, such as 64MiB.")
 @click.option(

@@ -11,7 +11,7 @@ from atoll.cli.app import Interrupted, command
 from atoll.cli.drafting import announce, draft, run_options
 from atoll.cli.interrupts import deferred_interrupt
 from atoll.cli.output import Output
-from atoll.cli.render import elapsed_s, live_table, next_commands, result_lines, verdict
+from atoll.cli.render import counts_text, elapsed_s, live_table, next_commands, result_lines, verdict
 from atoll.cli.text import pairs_text, table_text
 from atoll.cli.watch import watch
 from atoll.errors import ConfigError
@@ -41,6 +41,8 @@ def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **option
     run = _submit(out, made)
     if detach:
         _show_way_back(out, run)
+        if (status := run.status()).is_terminal:
+            out.say(f"run `{run.id}` is over already: {counts_text(status)}; under this id it does not start again")
         out.text(run.id)
         return
     try:
