@@ -9,10 +9,11 @@ from diloco_toys import QUICK, SCATTERED, batches, bits, contexts, loss_of, perc
 from torch import nn
 
 import atoll
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, StoreRefused
 from atoll.registry import open_store
 from atoll.rounds.codec import codec
 from atoll.rounds.verify import verify
+from atoll.testing.fakes import FaultyStore
 from atoll.training.feedback import ErrorFeedback, is_wanted
 
 ROOM = 150_000  # more than two tiles, and no multiple of one
@@ -185,3 +186,32 @@ def test_a_checkpoint_with_another_choice_is_refused():
             inner.step()
     with pytest.raises(ConfigError, match="error_feedback"):
         atoll.DiLoCo(model, inner, ctx, error_feedback=False, **options)
+
+
+def test_a_commit_that_took_what_was_offered_before_leaves_nothing_owed():
+    """The round fails after the offer, training goes on, and the second try finds that the first update counts."""
+    [ctx] = contexts(1)
+    store = FaultyStore(open_store(ctx.store_uri))
+    store.fail("create", "*/commits/0000000001.json", error=StoreRefused)
+    ctx.__dict__["store"] = store
+    model = perceptron()
+    inner = torch.optim.SGD(model.parameters(), lr=0.02)
+    failures, included = 0, []
+    with atoll.DiLoCo(model, inner, ctx, inner_steps=2, codec="int4", tuning=QUICK) as outer:
+        for batch in batches(0, 20):
+            loss_of(model, batch).backward()
+            inner.step()
+            inner.zero_grad()
+            try:
+                outcome = outer.step(weight=1.0)
+            except StoreRefused:
+                failures += 1
+                continue
+            if outcome is not None:
+                included.append((outcome.is_included, outcome.ranks))
+            if len(included) == 2:
+                break
+        assert not outer._loop.feedback.state_dict()["residual"].any()
+    assert failures == 1
+    assert included == [(True, (0,)), (False, (0,))]
+    assert verify(open_store(ctx.store_uri), "toy").is_right

@@ -187,7 +187,9 @@ class OuterLoop:
         """Say what of the update is still owed."""
         if self.feedback is None:
             return
-        if any(refused.rank == self._rank for refused in outcome.commit.rejected):
+        is_refused = any(refused.rank == self._rank for refused in outcome.commit.rejected)
+        # A commit may have taken what we offered before, in a try of this round that failed, or before we died.
+        if is_refused or (not outcome.is_included and outcome.commit.contribution(self._rank) is not None):
             self.feedback.forget(fragment)
         else:
             self.feedback.settle(fragment, is_included=outcome.is_included)
