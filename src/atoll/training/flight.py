@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeAlias, TypeVar
 
 from atoll._time import SYSTEM_CLOCK
@@ -17,6 +17,7 @@ from atoll.rounds.codec import F32
 from atoll.rounds.vectors import Parts
 
 T = TypeVar("T")
+_WAKE_S = 0.5
 _Job: TypeAlias = tuple[Callable[[], Any], "Future[Any]"]
 
 
@@ -107,6 +108,14 @@ class Background:
             else:
                 result.set_result(value)
             del job, action, result  # or the last arrays would stay alive while the thread waits for the next
+
+
+def awaited(pending: Future[T]) -> T:
+    """The result, once it is there. Wakes up now and then: a signal that comes just before a wait without an end
+    begins is not heard before it is over."""
+    while not wait([pending], _WAKE_S).done:
+        pass
+    return pending.result()
 
 
 def done(action: Callable[[], T]) -> Future[T]:

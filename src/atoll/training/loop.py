@@ -22,7 +22,7 @@ from atoll.rounds.outer import OuterRule
 from atoll.rounds.records import LeftBehind
 from atoll.stores.base import Buffer
 from atoll.training.feedback import ErrorFeedback
-from atoll.training.flight import Background, StoppableClock, StoppableParts, done
+from atoll.training.flight import Background, StoppableClock, StoppableParts, awaited, done
 from atoll.training.outer import OuterState
 from atoll.training.params import ModelVector
 from atoll.training.stream import Stream
@@ -132,7 +132,7 @@ class OuterLoop:
         assert self.flight is not None
         fragment, pending = self.flight.fragment, self.flight.landing
         try:
-            landing = pending.result()
+            landing = awaited(pending)
         except LeftBehind as behind:
             log.warning("%s; catching up from a snapshot", behind.message)
             self.flight = None
@@ -267,7 +267,7 @@ class OuterLoop:
         """Wait until nothing but training goes on; no round may be under way."""
         assert self.flight is None
         while self._chores:
-            self._chores.pop(0).result()
+            awaited(self._chores.pop(0))
 
     def _load_snapshot(self) -> None:
         loaded = self.client.load_snapshot(at_least=self.round_no + 1)
