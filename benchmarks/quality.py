@@ -59,7 +59,7 @@ class Row:
     bytes_down: float
     wait_share: float
     hidden_share: float
-    bytes_s: float | None
+    """Of streaming: behind the narrow link; so is its `wait_share`."""
     seconds: float
 
 
@@ -81,9 +81,7 @@ class Lab:
         return found
 
 
-def summed(
-    name: str, arm: Arm, settings: Sequence[Setting], runs: Sequence[Sequence[Replica]], base: list[float]
-) -> Row:
+def summed(name: str, settings: Sequence[Setting], runs: Sequence[Sequence[Replica]], base: list[float]) -> Row:
     """What the runs of one arm, one for each seed, come to."""
     everyone = [one for run in runs for one in run]
     setting = settings[0]
@@ -102,29 +100,35 @@ def summed(
         bytes_down=statistics.mean(one.bytes_down["rounds"] for one in everyone) / setting.rounds,
         wait_share=statistics.mean(one.wait_share for one in everyone),
         hidden_share=statistics.mean(one.hidden_share for one in everyone),
-        bytes_s=arm.bytes_s,
         seconds=statistics.mean(max(one.seconds for one in run) for run in runs),
     )
 
 
-def narrow_link(lab: Lab, setting: Setting, arm: Arm) -> tuple[float, float]:
-    """The bandwidth at which a loop that waits for its exchange waits half of its time, and the share that it did wait.
+def behind_a_link(lab: Lab, setting: Setting, blocking: Arm, streaming: Arm) -> dict[str, float]:
+    """How much streaming hides at the bandwidth at which a loop that waits for its exchange waits half of its time.
 
-    A short run without a link tells how long computing takes, and what is sent; more with it, whether it is so.
+    Short runs with steps of fixed length: how busy the machine is must not decide. One without a link tells what is
+    sent, more with it at which bandwidth half of the time goes, and one tells what streaming makes of that.
     """
     short = replace(setting, steps=PROBE_ROUNDS * setting.inner_steps)
-    free = lab.diloco(short, arm)
-    compute_s = statistics.mean(one.seconds * (1 - one.wait_share) for one in free) / PROBE_ROUNDS
+    free = lab.diloco(short, blocking)
     moved = statistics.mean(one.bytes_up["rounds"] + one.bytes_down["rounds"] for one in free) / PROBE_ROUNDS
-    bytes_s, waited = moved / compute_s, 0.5
+    bytes_s, waited = moved / (setting.inner_steps * blocking.step_s), 0.5
     for _ in range(PROBES):
         bytes_s *= waited / (1 - waited)
-        held = lab.diloco(short, replace(arm, bytes_s=bytes_s))
+        held = lab.diloco(short, replace(blocking, bytes_s=bytes_s))
         waited = statistics.mean(one.wait_share for one in held)
         say(f"blocking int4 waits {waited:.0%} of its time at {bytes_s / 1e6:.3f} MB/s")
-        if abs(waited - 0.5) <= 0.03:
+        if abs(waited - 0.5) <= 0.05:
             break
-    return bytes_s, waited
+    found = lab.diloco(short, replace(streaming, bytes_s=bytes_s, step_s=blocking.step_s))
+    return {
+        "bytes_s": bytes_s,
+        "step_s": blocking.step_s,
+        "blocking_wait_share": waited,
+        "wait_share": statistics.mean(one.wait_share for one in found),
+        "hidden_share": statistics.mean(one.hidden_share for one in found),
+    }
 
 
 def arms(wanted: Sequence[str], stream: dict[str, Any]) -> dict[str, Arm]:
@@ -156,7 +160,7 @@ class Report:
             self._path.write_text(json.dumps(self.found, indent=1))
 
 
-def measure(lab: Lab, settings: Sequence[Setting], wanted: dict[str, Arm], report: Report) -> None:
+def measure(lab: Lab, settings: Sequence[Setting], wanted: dict[str, Arm], report: Report, step_s: float) -> None:
     found = report.found
     for name, shards in (("data_parallel", settings[0].replicas), ("alone", 1)):
         if name not in found:
@@ -165,12 +169,13 @@ def measure(lab: Lab, settings: Sequence[Setting], wanted: dict[str, Arm], repor
     for name, arm in wanted.items():
         if name in found["rows"]:
             continue
-        if name == "streaming":
-            bytes_s, waited = narrow_link(lab, settings[0], Arm("blocking", INT4))
-            report.add("blocking", {"bytes_s": bytes_s, "wait_share": waited})
-            arm = replace(arm, bytes_s=bytes_s)
+        if name == "streaming" and "link" not in found:
+            report.add("link", behind_a_link(lab, settings[0], Arm("blocking", INT4, step_s=step_s), arm))
+            say(f"streaming hides {found['link']['hidden_share']:.0%}, waits {found['link']['wait_share']:.0%}")
         runs = [lab.diloco(setting, arm) for setting in settings]
-        row = summed(name, arm, settings, runs, found["data_parallel"])
+        row = summed(name, settings, runs, found["data_parallel"])
+        if name == "streaming":
+            row = replace(row, hidden_share=found["link"]["hidden_share"], wait_share=found["link"]["wait_share"])
         say(f"{name}: {shown(row.losses)}, {row.loss_ratio:.4f} of data parallel, {row.seconds:.0f} s for each run")
         report.add("rows", {**found["rows"], name: asdict(row)})
 
@@ -234,6 +239,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--alpha", type=float, default=None, help="mix live and agreed weights, instead of eager updates"
     )
+    parser.add_argument("--step-s", type=float, default=0.2, help="seconds of a step where the exchange is timed")
     parser.add_argument("--json", type=Path, default=None, help="write everything there; what is there already is kept")
     return parser.parse_args(words)
 
@@ -252,7 +258,7 @@ def main() -> int:
         ProcessPoolExecutor(args.replicas, mp_context=get_context("spawn")) as pool,
     ):
         report = Report(args.json, settings)
-        measure(Lab(pool, Path(folder)), settings, wanted, report)
+        measure(Lab(pool, Path(folder)), settings, wanted, report, args.step_s)
     print_table(report.found)
     return 0 if all(is_met for _, is_met in verdicts(report.found["rows"])) else 1
 

@@ -48,11 +48,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to exchange updates: options of `atoll.DiLoCo`, and the bytes a second of each replica's link."""
+    """A way to exchange updates: options of `atoll.DiLoCo`, bytes a second of each replica's link, seconds of a step.
+
+    A step that is over sooner sleeps for the rest, as a processor does whose steps are computed by an accelerator.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     bytes_s: float | None = None
+    step_s: float = 0.0
 
     @property
     def fragments(self) -> int:
@@ -100,7 +104,9 @@ def replica(setting: Setting, arm: Arm, rank: int, store: str, run_id: str) -> R
         quorum=Quorum(deadline_s=300.0), tuning=OFTEN, **arm.options,
     ) as outer:  # fmt: skip
         for x, y in outer.steps(_feed(setting, rank), rounds=rounds):
+            over_at = time.monotonic() + arm.step_s
             train_step(model, inner, x, y, learning_rate(outer.inner_step, setting.steps, setting.lr))
+            time.sleep(max(0.0, over_at - time.monotonic()))
         seconds = time.monotonic() - began
     return Replica(
         validation_loss(model, setting.text), size_of(model), outer.digest, seconds, outer.wait_share,
