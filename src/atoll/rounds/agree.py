@@ -34,7 +34,10 @@ def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tup
         looks: list[Steps[Any]] = [look(watch)]
         if member.rank == min(watch.members) and not watch.has_fresh_claims:
             looks.append(refresh_claims(watch))
+        asked_at = watch.elapsed_s
         commit = (yield Gather(looks, 2))[0]
+        if commit is None and watch.missing():
+            watch.missed_at = asked_at
         if commit is None:
             commit = yield from _act(watch, next(pauses))
         if commit is not None:
@@ -173,7 +176,7 @@ def _learn(watch: Watch) -> None:
     least = min(watch.member.quorum.least or len(arrivals), len(arrivals))
     if least:
         memory.lateness.extend(at - arrivals[least - 1] for at in arrivals[least:])
-    memory.waits.append(watch.elapsed_s)
+    memory.waits.append(watch.missed_at)  # when it was still too early to ask; not how long the answer took
 
 
 def _given_up(watch: Watch, reason: str, missing: tuple[int, ...]) -> RoundError:

@@ -31,6 +31,8 @@ class Watch:
     slots: dict[int, int] = field(default_factory=dict)
     claims: Mapping[int, Standing] = field(default_factory=dict)
     unreadable: dict[int, str] = field(default_factory=dict)
+    missed_at: float = 0.0
+    """When somebody was last asked for in vain."""
     claims_at: float = -math.inf
     """When the claims were last read."""
 
