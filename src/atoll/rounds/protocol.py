@@ -105,6 +105,9 @@ class RoundProtocol:
             self.io, self._keys, claim, start.agreement, self._quorum, self._tuning, events,
             previous=start.agreement.digest,
         )  # fmt: skip
+        asked = self.io.clock.monotonic()  # now, while nothing else goes on: how far away is the store?
+        yield from self.io.probe(self._keys.claim(self._rank, claim.incarnation))
+        self._member.memory.trips.append(self.io.clock.monotonic() - asked)
         return start.initial
 
     def exchange(
