@@ -26,14 +26,9 @@ from atoll.testing.fakes import FakeClock
 
 CHUNK = 1024
 FAST = Tuning(
-    inline_bytes=0,
-    patience_s=5.0,
-    init_patience_s=1.0,
-    bandwidth_bytes_s=1.0,
-    latency_s=0.0,
-    retry_s=30.0,
+    inline_bytes=0, patience_s=5.0, init_patience_s=1.0, bandwidth_bytes_s=1.0, latency_s=0.0, retry_s=30.0,
     connections=6,
-)
+)  # fmt: skip
 """Small updates that behave like big ones: never inline, always scattered from three ranks on."""
 
 

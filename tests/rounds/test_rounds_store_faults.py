@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,9 @@ from rounds_simulator import Simulation
 from rounds_toy import FAST, Toy, commits, fault_free
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
+from atoll.rounds.chunks import MeanName
 from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Grid
 from atoll.rounds.ops import Create, Get
 from atoll.rounds.party import Party
 from atoll.rounds.quorum import at_least
@@ -213,3 +216,18 @@ def test_a_mean_that_others_have_taken_is_not_replaced_for_one_bad_read() -> Non
     simulation.paused, simulation.before = set(), None
     simulation.run()
     assert len(set(simulation.results().values())) == 1
+
+
+def test_a_mean_made_of_other_updates_than_the_committed_ones_is_not_taken() -> None:
+    toys = [toy.again(tuning=replace(FAST, hold_back=False)) for toy in trio()]
+    inner = MemoryStore()
+    final = finish(toys, FaultyStore(inner)).results()["r0"]
+    commit, grid = commits(inner)[1], Grid(toys[0].layout.size, toys[0].chunk)
+    party = Party.of_commit(commit).id
+    name = MeanName("toy", 1, 0, party, toys[0].layout.hash, "fp32", grid, 0)
+    forged = np.zeros(grid.count(0), np.float32)
+    inner.put(KEYS.mean(1, party, 0), name.seal(["0" * 16] * 3, [forged.data.cast("B")]))
+    late = Simulation(toys[0].clock)
+    late.start("late", toys[2].again(attempt=1).train(), inner)
+    late.run()
+    assert late.results()["late"] == final
