@@ -5,9 +5,8 @@
             loss = model(batch).loss; loss.backward(); inner.step(); inner.zero_grad()
             outer.log(loss=loss.item())
 
-Without `steps`, call `outer.step()` at the end of every pass of your own loop. A round is held there and nowhere else,
-never inside the optimizer, so that schedulers, gradients and the data cursor are at a clean boundary. A hook on the
-optimizer only counts its steps: gradient accumulation needs no setting.
+Without `steps`, call `outer.step()` at the end of every pass of your own loop. A round is held there, at a clean
+boundary, never inside the optimizer: a hook only counts its steps, so gradient accumulation needs no setting.
 
 After a round the live weights are the same bits on every replica. A replica that restarts takes up its checkpoint; in
 a strict run it trains again what it had not saved and ends with the very bits of a run without the interruption.
