@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from atoll.rounds.drive import answer
-from atoll.rounds.ops import Create, Discard, Gather, Get, Op, Put, Request, Sleep
+from atoll.rounds.ops import Create, Discard, Gather, Get, Op, Open, Put, Request, Sleep
 from atoll.stores.base import pieces
 from atoll.stores.memory import MemoryStore
 
@@ -130,8 +130,9 @@ class Emulator:
             except Exception as exc:
                 value, error = None, exc
             back = self.now
-            if isinstance(op, Get) and error is None:
-                back = self._through(name, "down", self.now, memoryview(value).nbytes)
+            if isinstance(op, Get | Open) and error is None:
+                size = value.size if isinstance(op, Open) else memoryview(value).nbytes
+                back = self._through(name, "down", self.now, size)
             self._at(back, lambda: reply(value, error))
 
         self._at(sent + self._latency_s, arrive)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from atoll._time import SYSTEM_CLOCK
+from atoll.errors import CorruptUpdate
 from atoll.rounds import fused
+from atoll.rounds.incoming import Incoming
 from atoll.rounds.reduce import Coefficients, weighted_mean
-from atoll.rounds.seal import checksum
+from atoll.rounds.seal import checksum, seal_frame
+from atoll.stores.base import BufferBody
 
 SIZES = [1, 5, 4095, 4096, 1 << 16, (1 << 16) + 1, 3 * (1 << 16) + 777]
 
@@ -21,7 +25,8 @@ def values_of(size: int, seed: int = 0) -> np.ndarray:
 def test_a_mean_in_one_pass_has_the_bits_and_checksums_of_the_plain_one(size: int, weights: tuple[float, ...]) -> None:
     parts = [values_of(size, seed) for seed in range(len(weights))]
     out = np.full(size, np.nan, np.float32)
-    done = fused.average_and_check([part.data.cast("B") for part in parts], Coefficients.of(weights), out)
+    readers = [fused.InMemory(part.data.cast("B")) for part in parts]
+    done = fused.average_and_check(readers, Coefficients.of(weights), out)
     plain = weighted_mean(parts, weights)
     assert out.tobytes() == plain.tobytes()
     assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
@@ -35,7 +40,8 @@ def test_one_value_that_is_not_finite_is_seen(bad: float, at: int) -> None:
     values = values_of(100_000)
     values[at] = bad
     out = np.empty_like(values)
-    assert not fused.average_and_check([values.data.cast("B")], Coefficients.of([1.0]), out).is_finite
+    part = fused.InMemory(values.data.cast("B"))
+    assert not fused.average_and_check([part], Coefficients.of([1.0]), out).is_finite
     assert not np.isfinite(fused.squares_and_check(values)[0])
 
 
@@ -48,8 +54,46 @@ def test_a_sum_of_squares_keeps_four_digits_at_any_scale(size: int, scale: float
     assert check == checksum(values.data.cast("B"))
 
 
-def test_what_is_copied_is_what_is_hashed() -> None:
-    values = values_of(200_000)
+def test_a_part_whose_checksum_is_known_is_not_hashed_again() -> None:
+    values = values_of(1000)
     out = np.empty_like(values)
-    assert fused.copy_and_check(values, out) == checksum(values.data.cast("B"))
-    assert out.tobytes() == values.tobytes()
+    done = fused.average_and_check([fused.InMemory(values.data.cast("B"), "told")], Coefficients.of([1.0]), out)
+    assert done.checks == ("told",)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parts_that_are_still_arriving_are_averaged_to_the_same_bits(size: int) -> None:
+    parts = [values_of(size, seed) for seed in range(3)]
+    frames = [b"".join(seal_frame({"kind": "update", "rank": r}, [p.data.cast("B")])) for r, p in enumerate(parts)]
+    arriving = [Incoming(BufferBody(frame), SYSTEM_CLOCK, kind="update") for frame in frames]
+    out = np.full(size, np.nan, np.float32)
+    readers = [arriving[0], fused.InMemory(parts[1].data.cast("B")), arriving[2]]
+    done = fused.average_and_check(readers, Coefficients.of([1.0, 1.0, 1.0]), out)
+    assert out.tobytes() == weighted_mean(parts, [1.0] * 3).tobytes()
+    assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
+    assert [one.header["rank"] for one in arriving] == [0, 1, 2]
+
+
+def test_what_arrives_for_a_codec_is_read_whole_and_hashed() -> None:
+    payload = values_of(5000).tobytes()
+    frame = b"".join(seal_frame({"kind": "mean"}, [payload]))
+    incoming = Incoming(BufferBody(frame), SYSTEM_CLOCK, kind="mean")
+    assert bytes(incoming.whole()) == payload
+    assert incoming.check == incoming.header["xxh3"] == checksum(payload)
+
+
+@pytest.mark.parametrize("at", [0, 5, 20, 26, 40, 60])
+def test_a_front_with_a_flipped_bit_is_not_believed(at: int) -> None:
+    frame = bytearray(b"".join(seal_frame({"kind": "mean", "round": 7}, [b"x" * 64])))
+    frame[at] ^= 1
+    with pytest.raises(CorruptUpdate):
+        Incoming(BufferBody(frame), SYSTEM_CLOCK, kind="mean")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
+def test_dividing_by_a_power_of_two_is_dividing(count: int) -> None:
+    parts = [values_of(4097, seed) * np.float32(10.0 ** (seed * 9 - 38)) for seed in range(count)]  # some are subnormal
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    assert weighted_mean(parts, [2.0] * count).tobytes() == (total / np.float32(count)).tobytes()

@@ -8,29 +8,43 @@ is lost but the effort: a mean names the party it was made of.
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.errors import CorruptUpdate
+from atoll.errors import CorruptUpdate, StoreError
 from atoll.rounds import fused
 from atoll.rounds.average import Reduced, finish
-from atoll.rounds.chunks import Encoded, open_update, update_header
+from atoll.rounds.chunks import check_update, told, update_header
 from atoll.rounds.codec import F32, as_bytes, codec
+from atoll.rounds.incoming import Incoming
 from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.parts import Foreseen, joined, mean_name
 from atoll.rounds.party import Party, Seat
+from atoll.rounds.records import text
 from atoll.rounds.reduce import Accumulator
 from atoll.rounds.seal import checksum
 from atoll.rounds.turn import Turn
+from atoll.stores.base import Buffer
 
 _SAFE_NORM = 1e38
 """No value is larger than its norm, so sums below this are within float32."""
 
 
+class _Part(NamedTuple):
+    """One rank's part of a chunk."""
+
+    payload: Buffer | Incoming
+    check: str
+    """XXH3-64 of the payload as its writer says; empty for our own."""
+    weight: float
+    norm: float
+
+
 def anticipate(turn: Turn) -> Steps[None]:
     """Average what will be ours if everybody takes part, until it is known who does."""
     member, expected = turn.member, turn.expected
-    if not expected or turn.is_inline or turn.is_again or member.connections < len(expected):
+    if not expected or turn.is_inline or turn.is_again:
         return
     chunks = range(len(member.grid(turn.fragment)))
     mine = [i for i in chunks if turn.mode == "whole" or turn.ranks[i % len(expected)] == member.rank]
@@ -50,24 +64,34 @@ def _foresee(turn: Turn, chunk: int) -> Steps[None]:
         yield from _average(turn, chunk, parts)
 
 
-def _await_parts(turn: Turn, chunk: int) -> Steps[list[Encoded] | None]:
-    """Everybody's bytes of a chunk; None when the round is agreed before they are there."""
+def _await_parts(turn: Turn, chunk: int) -> Steps[list[_Part] | None]:
+    """Everybody's part of a chunk; None when the round is agreed before they are there."""
     children = [_await_part(turn, rank, chunk) for rank in turn.ranks]
-    found: list[Encoded | None] = yield Gather(children, 1 if turn.member.is_near else len(children))
+    found: list[_Part | None] = yield Gather(children, 1 if turn.member.is_near else len(children))
     parts = [part for part in found if part is not None]
-    return parts if len(parts) == len(found) and all(part.weight > 0 for part in parts) else None
+    if len(parts) == len(found) and all(part.weight > 0 for part in parts):
+        return parts
+    _close(parts)
+    return None
 
 
-def _average(turn: Turn, chunk: int, parts: list[Encoded]) -> Steps[None]:
-    """Average a chunk and publish it, if it is to be published."""
+def _average(turn: Turn, chunk: int, parts: list[_Part]) -> Steps[None]:
+    """Average a chunk while it arrives, and publish it if it is to be published."""
     member = turn.member
     seats = zip(turn.ranks, parts, strict=True)
     party = Party(tuple(Seat(rank, turn.expected[rank], part.weight) for rank, part in seats))
     start, stop = member.grid(turn.fragment).span(chunk)
     room = turn.room(start, stop)
     began = member.io.clock.monotonic()
-    reduced = _reduced(turn, chunk, party, parts, np.empty(stop - start, np.float32) if room is None else room)
-    member.io.spend("reduce", began)
+    try:
+        reduced = _reduced(turn, chunk, party, parts, np.empty(stop - start, np.float32) if room is None else room)
+    except (CorruptUpdate, StoreError):
+        return  # left to those who look more closely
+    finally:
+        _close(parts)
+        received = began + sum(part.payload.seconds for part in parts if isinstance(part.payload, Incoming))
+        member.io.spend("get", began, received)
+        member.io.spend("reduce", received)
     if reduced is None:
         return
     if turn.mode == "scatter":
@@ -80,38 +104,41 @@ def _average(turn: Turn, chunk: int, parts: list[Encoded]) -> Steps[None]:
     turn.foreseen[chunk] = Foreseen(party.id, reduced.parts, None if turn.is_separate else reduced.values)
 
 
-def _reduced(turn: Turn, chunk: int, party: Party, parts: list[Encoded], out: F32) -> Reduced | None:
+def _reduced(turn: Turn, chunk: int, party: Party, parts: list[_Part], out: F32) -> Reduced | None:
     """The mean of these parts; None if one of them is not what it claims to be, or values are not finite."""
-    agreement, payloads = turn.member.agreement, [part.payload for part in parts]
+    agreement = turn.member.agreement
     if agreement.codec == "fp32" and (turn.mode == "whole" or agreement.mean_codec == "fp32"):
         own = turn.seen.get(chunk)
         done = fused.average_and_check(
-            payloads,
+            [
+                part.payload
+                if isinstance(part.payload, Incoming)
+                else fused.InMemory(part.payload, own.check if own else "")
+                for part in parts
+            ],
             party.coefficients,
             out,
-            known=[own.check if own is not None and rank == turn.member.rank else "" for rank in turn.ranks],
             is_hashed=turn.mode == "scatter",
             is_surely_finite=sum(part.norm for part in parts) < _SAFE_NORM,
         )
         reduced = Reduced(out, [as_bytes(out)], done.check, done.is_finite, done.checks)
     else:
+        payloads = [p.payload.whole() if isinstance(p.payload, Incoming) else p.payload for p in parts]
         accumulator = Accumulator(out.size, party.coefficients, out)
-        try:
-            accumulator.add_all(codec(agreement.codec), payloads)
-        except CorruptUpdate:
-            return None
-        reduced = finish(turn.member, accumulator, tuple(checksum(payload) for payload in payloads), turn.mode)
+        accumulator.add_all(codec(agreement.codec), payloads)
+        checks = (p.payload.check if isinstance(p.payload, Incoming) else checksum(p.payload) for p in parts)
+        reduced = finish(turn.member, accumulator, tuple(checks), turn.mode)
     is_right = all(part.check in ("", check) for part, check in zip(parts, reduced.parts, strict=True))
     return reduced if reduced.is_finite and is_right else None
 
 
-def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[Encoded | None]:
-    """A rank's bytes of a chunk as soon as they are there; None once it is known that others take part."""
+def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[_Part | None]:
+    """A rank's part of a chunk as soon as they are there; None once it is known that others take part."""
     member = turn.member
     if rank == member.rank:
         values = turn.source.read(*member.grid(turn.fragment).span(chunk))
         norm = turn.seen[chunk].norm if chunk in turn.seen else math.inf
-        return Encoded(joined(codec(turn.draft.codec).encode(values)), "", turn.weight, norm)
+        return _Part(joined(codec(turn.draft.codec).encode(values)), "", turn.weight, norm)
     header = update_header(turn.draft, member.grid(turn.fragment), chunk)
     header |= {"rank": rank, "incarnation": turn.expected[rank]}
     del header["attempt"], header["weight"]
@@ -119,13 +146,24 @@ def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[Encoded | None]:
     pauses = member.pauses()
     while not turn.is_void:
         is_there = turn.is_over  # what was committed was announced, and what was announced had been written
-        data = yield from member.io.probe(key)
-        if data is not None:
+        body = yield from member.io.open(key)
+        if body is not None:
             try:
-                return open_update(data, header, is_checked=False)
-            except CorruptUpdate:
-                pass
+                return _arriving(Incoming(body, member.io.clock, kind="update"), header)
+            except (CorruptUpdate, StoreError):
+                body.close()
         if is_there:
             break  # something is wrong; left to those who look more closely
         yield from member.io.sleep(next(pauses))
     return None
+
+
+def _arriving(incoming: Incoming, header: dict[str, Any]) -> _Part:
+    check_update(incoming.header, incoming.payload_bytes, header)
+    return _Part(incoming, text(incoming.header.get("xxh3")), *told(incoming.header))
+
+
+def _close(parts: list[_Part]) -> None:
+    for part in parts:
+        if isinstance(part.payload, Incoming):
+            part.payload.close()

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind
+from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind, StoreUnavailable
 from atoll.rounds import fused
-from atoll.rounds.chunks import Encoded, MeanChunk
+from atoll.rounds.chunks import Encoded
 from atoll.rounds.codec import F32, codec
+from atoll.rounds.incoming import Incoming
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Discard, Gather, Steps
@@ -181,36 +182,44 @@ def _check_not_retired(work: Averaging, parts: Sequence[str | None], chunk: int)
         return
 
 
-def _published(work: Averaging, chunk: int) -> Steps[MeanChunk | None]:
-    """A chunk of the mean as published, its payload unchecked; None while there is no good one."""
-    data = yield from work.member.io.probe(work.key(chunk))
-    if data is None:
-        return None
-    try:
-        found = work.name(chunk).open(data, is_checked=False)
-    except CorruptUpdate:
-        return None
-    return found if _fits(work, found.parts, chunk) else None
-
-
 def _take(work: Averaging, chunk: int) -> Steps[bool]:
     """Take a chunk of the mean from the store to its place, checked on the way; False while there is no good one."""
-    found = yield from _published(work, chunk)
-    if found is None:
+    io = work.member.io
+    body = yield from io.open(work.key(chunk))
+    if body is None:
         return False
-    began = work.member.io.clock.monotonic()
+    began = io.clock.monotonic()
+    try:
+        incoming = Incoming(body, io.clock, kind="mean")
+        check, parts = work.name(chunk).check(incoming.header, incoming.payload_bytes)
+        is_good = _fits(work, parts, chunk) and _place(work, chunk, incoming, check)
+        received = began + incoming.seconds
+        io.spend("get", began, received)
+        io.spend("reduce", received)
+        return is_good
+    except (CorruptUpdate, StoreUnavailable):
+        return False
+    finally:
+        body.close()
+
+
+def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
+    """Put a mean in its place as it arrives; whether it has this checksum. If not, the place is of no use yet."""
     how = codec(work.member.agreement.mean_codec)
     start, stop = work.grid.span(chunk)
     room = work.room(start, stop)
     if how.name == "fp32" and room is not None:
-        is_good = fused.copy_and_check(how.decode(found.payload, stop - start), room) == found.check
-    elif is_good := checksum(found.payload) == found.check:
-        if room is None:
-            work.sink.write(start, how.decode(found.payload, stop - start))
-        else:
-            how.decode_into(found.payload, room)
-    work.member.io.spend("reduce", began)
-    return is_good
+        for first in range(0, room.size, fused.TILE):
+            incoming.read(first, room[first : first + fused.TILE])
+        return incoming.check == check
+    payload = incoming.whole()
+    if incoming.check != check:
+        return False
+    if room is None:
+        work.sink.write(start, how.decode(payload, stop - start))
+    else:
+        how.decode_into(payload, room)
+    return True
 
 
 def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:

@@ -49,22 +49,28 @@ def seal_chunk(header: dict[str, Any], payload: list[Buffer], *, check: str | No
     return seal_frame(header, payload, check=check)
 
 
-def open_update(data: Buffer, header: dict[str, Any], *, wanted: str | None = None, is_checked: bool = True) -> Encoded:
-    """A chunk whose header is `header` as far as that goes, and whose checksum is `wanted` if that is known.
+def open_update(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> Encoded:
+    """A chunk whose header is `header` as far as that goes, and whose checksum is `wanted` if that is known."""
+    frame = open_frame(data, kind=header["kind"])
+    check_update(frame.header, len(frame.payload), header)
+    if wanted is not None and frame.header["xxh3"] != wanted:
+        raise _corrupt(header, "is not the one that was announced", "digest")
+    weight, norm = told(frame.header)
+    return Encoded(frame.payload, frame.header["xxh3"], weight, norm)
 
-    Without `is_checked`, that the payload has the checksum it claims is for the caller to see.
-    """
-    frame = open_frame(data, kind=header["kind"], is_checked=is_checked)
-    found = frame.header
+
+def check_update(found: dict[str, Any], payload_bytes: int, header: dict[str, Any]) -> None:
+    """Raise `CorruptUpdate` unless this is the header of a chunk as `header` describes it, as far as that goes."""
     odd = sorted(name for name in header if found.get(name) != header[name])
     if odd:
         raise _corrupt(header, f"differs in {', '.join(odd)}", "identity")
-    if wanted is not None and found["xxh3"] != wanted:
-        raise _corrupt(header, "is not the one that was announced", "digest")
-    if len(frame.payload) != codec(header["codec"]).encoded_bytes(header["count"]):
-        raise _corrupt(header, f"has a payload of {len(frame.payload)} bytes", "length")
-    weight, norm = (found.get(name) for name in ("weight", "norm"))
-    return Encoded(frame.payload, found["xxh3"], _number(weight, 0.0), _number(norm, math.inf))
+    if payload_bytes != codec(header["codec"]).encoded_bytes(header["count"]):
+        raise _corrupt(header, f"has a payload of {payload_bytes} bytes", "length")
+
+
+def told(found: dict[str, Any]) -> tuple[float, float]:
+    """The weight and the L2 norm that a chunk's writer names; 0 and infinity if there are none."""
+    return _number(found.get("weight"), 0.0), _number(found.get("norm"), math.inf)
 
 
 def open_chunk(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> F32:
@@ -122,17 +128,20 @@ class MeanName:
     def seal(self, parts: Sequence[str | None], payload: list[Buffer], *, check: str | None = None) -> list[memoryview]:
         return seal_frame({**self.header(), "parts": list(parts)}, payload, check=check)
 
-    def open(self, data: Buffer, *, is_checked: bool = True) -> MeanChunk:
+    def open(self, data: Buffer) -> MeanChunk:
+        frame = open_frame(data, kind="mean")
+        return MeanChunk(frame.payload, *self.check(frame.header, len(frame.payload)))
+
+    def check(self, found: dict[str, Any], payload_bytes: int) -> tuple[str, tuple[str | None, ...]]:
+        """The checksums of the payload and of its parts, as a header tells them if it is of this chunk."""
         header = self.header()
-        frame = open_frame(data, kind="mean", is_checked=is_checked)
-        odd = sorted(name for name in header if frame.header.get(name) != header[name])
-        parts = frame.header.get("parts")
+        odd = sorted(name for name in header if found.get(name) != header[name])
+        parts = found.get("parts")
         if odd or not isinstance(parts, list):
             raise _corrupt(header, f"differs in {', '.join(odd or ['parts'])}", "identity")
-        if len(frame.payload) != codec(self.codec).encoded_bytes(self.grid.count(self.chunk)):
-            raise _corrupt(header, f"has a payload of {len(frame.payload)} bytes", "length")
-        told = tuple(None if part is None else text(part) for part in parts)
-        return MeanChunk(frame.payload, text(frame.header.get("xxh3")), told)
+        if payload_bytes != codec(self.codec).encoded_bytes(self.grid.count(self.chunk)):
+            raise _corrupt(header, f"has a payload of {payload_bytes} bytes", "length")
+        return text(found.get("xxh3")), tuple(None if part is None else text(part) for part in parts)
 
 
 def _number(value: object, instead: float) -> float:

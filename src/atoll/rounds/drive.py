@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any, TypeVar
 
 from atoll._time import Clock
-from atoll.rounds.ops import Create, Delete, Discard, Gather, Get, List, Op, Put, Request, Sleep, Steps
-from atoll.stores.base import Recycling, Store
+from atoll.rounds.ops import Create, Delete, Discard, Gather, Get, List, Op, Open, Put, Request, Sleep, Steps
+from atoll.stores.base import Recycling, Store, open_body
 
 T = TypeVar("T")
 _MANY = 1024
@@ -26,6 +26,8 @@ def answer(store: Store, request: Request) -> Any:
     match request:
         case Get(key):
             return store.get(key)
+        case Open(key):
+            return open_body(store, key)
         case Put(key, data):
             return store.put(key, data)
         case Create(key, data):

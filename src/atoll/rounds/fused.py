@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import xxhash
 
-from atoll.rounds.codec import F32, as_bytes
-from atoll.rounds.kernels import add, quiet
-from atoll.rounds.reduce import Coefficients
+from atoll.rounds.codec import F32, Opened, as_bytes
+from atoll.rounds.kernels import quiet
+from atoll.rounds.reduce import Accumulator, Coefficients
 from atoll.stores.base import Buffer
 
-_TILE = 1 << 18
-"""Elements: a part and the sum it goes into stay in the cache, and threads hand the interpreter over seldom."""
+TILE = 1 << 17
+"""Elements: small enough for the caches, large enough for the interpreter not to be noticed."""
 _ROW = 4096
 """Values summed up in float32 before the sum goes on in float64: short enough to keep four digits of a norm."""
 
@@ -27,21 +28,36 @@ _ROW = 4096
 def squares_and_check(values: F32) -> tuple[float, str]:
     """The sum of squares of the values, and the XXH3-64 of their bytes."""
     state, total = xxhash.xxh3_64(), 0.0
-    for start in range(0, values.size, _TILE):
-        tile = values[start : start + _TILE]
+    for start in range(0, values.size, TILE):
+        tile = values[start : start + TILE]
         state.update(as_bytes(tile))
         total += sum_of_squares(tile)
     return total, state.hexdigest()
 
 
-def copy_and_check(values: F32, out: F32) -> str:
-    """Copy the values; the XXH3-64 of what is in `out` then."""
-    state = xxhash.xxh3_64()
-    for start in range(0, values.size, _TILE):
-        tile = out[start : start + _TILE]
-        np.copyto(tile, values[start : start + _TILE])
-        state.update(as_bytes(tile))
-    return state.hexdigest()
+class InMemory:
+    """A payload of `fp32` that lies in memory, hashed as it is read unless its checksum is `known`."""
+
+    def __init__(self, payload: Buffer, known: str = "") -> None:
+        self._floats = np.frombuffer(payload, dtype="<f4")
+        self._known, self._state = known, xxhash.xxh3_64()
+
+    @property
+    def check(self) -> str:
+        return self._known or self._state.hexdigest()
+
+    def read(self, start: int, room: F32) -> F32:
+        tile = self._floats[start : start + room.size]
+        if not self._known:
+            self._state.update(as_bytes(tile))
+        return tile.astype(np.float32, copy=False)
+
+
+class Hashed(Opened, Protocol):
+    """A payload of `fp32` that is hashed as it is read, once and in order."""
+
+    @property
+    def check(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -54,47 +70,30 @@ class Averaged:
 
 
 def average_and_check(
-    payloads: Sequence[Buffer],
+    parts: Sequence[Hashed],
     coefficients: Coefficients,
     out: F32,
     *,
-    known: Sequence[str] = (),
     is_hashed: bool = True,
     is_surely_finite: bool = False,
 ) -> Averaged:
-    """The mean of `fp32` payloads in rank order, in `out`: the bits of `Accumulator`, in one pass over memory.
+    """The mean of `fp32` payloads in rank order, in `out`: the bits of `Accumulator`, in one pass over memory."""
+    result, is_good = xxhash.xxh3_64(), True
 
-    `known` has the checksums of payloads that need not be hashed, and empty texts for the others.
-    """
-    parts = [np.frombuffer(payload, dtype="<f4") for payload in payloads]
-    known = known or [""] * len(parts)
-    states, result, is_good = [xxhash.xxh3_64() for _ in parts], xxhash.xxh3_64(), True
-    factors = coefficients.factors or (None,) * len(parts)
-    for start in range(0, out.size, _TILE):
-        room = out[start : start + _TILE]
-        for number, (part, state, factor) in enumerate(zip(parts, states, factors, strict=True)):
-            tile = part[start : start + _TILE]
-            if not known[number]:
-                state.update(as_bytes(tile))
-            _add(room, tile, factor, is_first=number == 0)
-        if coefficients.factors is None and len(parts) > 1:
-            with quiet():
-                np.divide(room, np.float32(len(parts)), out=room)
+    def done(tile: F32) -> None:
+        nonlocal is_good
         if is_hashed:
-            result.update(as_bytes(room))
-        is_good = is_good and (is_surely_finite or math.isfinite(sum_of_squares(room)))
-    checks = tuple(told or state.hexdigest() for told, state in zip(known, states, strict=True))
-    return Averaged(checks, result.hexdigest() if is_hashed else "", is_good)
+            result.update(as_bytes(tile))
+        is_good = is_good and (is_surely_finite or math.isfinite(sum_of_squares(tile)))
+
+    Accumulator(out.size, coefficients, out).add_opened(parts, TILE, done)
+    return Averaged(tuple(part.check for part in parts), result.hexdigest() if is_hashed else "", is_good)
 
 
-def _add(room: F32, tile: F32, factor: np.float32 | None, *, is_first: bool) -> None:
-    if not is_first:
-        add(room, tile, factor)
-    elif factor is None:
-        np.copyto(room, tile)
-    else:
-        with quiet():
-            np.multiply(tile, factor, out=room)
+def _rows_dot(rows: F32) -> F32:
+    """Each row times itself. numpy 2 has the faster way; rows are short enough for its BLAS to stay in one thread."""
+    found: F32 = np.vecdot(rows, rows) if hasattr(np, "vecdot") else np.einsum("ij,ij->i", rows, rows)
+    return found
 
 
 def sum_of_squares(values: F32) -> float:
@@ -102,7 +101,7 @@ def sum_of_squares(values: F32) -> float:
     rows = values.size // _ROW
     head, tail = values[: rows * _ROW].reshape(rows, _ROW), values[rows * _ROW :]
     with quiet():
-        total = float(np.einsum("ij,ij->i", head, head).sum(dtype=np.float64)) + float(np.einsum("i,i->", tail, tail))
+        total = float(_rows_dot(head).sum(dtype=np.float64)) + float(np.einsum("i,i->", tail, tail))
         if not math.isfinite(total) or total < 1e-30:  # squares of large or small values do not fit in float32
             total = float(np.square(values, dtype=np.float64).sum())
     return total

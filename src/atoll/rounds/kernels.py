@@ -7,7 +7,7 @@ instruction for; code that has torch gives them to `use`. Whoever computes, the 
 from __future__ import annotations
 
 from threading import local
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ U16: TypeAlias = NDArray[np.uint16]
 TILE = 1 << 18
 """Elements worked on at once; a multiple of every codec's block."""
 
+_PAGE = 4096
 _TAIL = np.uint64((1 << 29) - 1)  # what float64 has below the last bit of float32
 _TIE = np.uint64(1 << 28)
 _SMALLEST_NORMAL = 2.0**-126
@@ -53,12 +54,20 @@ class NumpyKernels:
             out[tile] = _fma_tile(a[tile], b, c[tile])
 
 
+def aligned(count: int, dtype: type[Any] = np.float32) -> NDArray[Any]:
+    """Memory that begins with a page; 16 bytes later, where malloc likes to begin, the kernel copies half as fast."""
+    item_bytes = np.dtype(dtype).itemsize
+    room = np.empty(count * item_bytes + _PAGE, dtype=np.uint8)
+    start = -room.ctypes.data % _PAGE
+    return room[start : start + count * item_bytes].view(dtype)
+
+
 class _Scratch(local):
     """Memory of one tile for the calling thread only: `values` for callers, `more` for this module."""
 
     def __init__(self) -> None:
-        self.values: F32 = np.empty(TILE, dtype=np.float32)
-        self.more: F32 = np.empty(TILE, dtype=np.float32)
+        self.values: F32 = aligned(TILE)
+        self.more: F32 = aligned(TILE)
 
 
 scratch = _Scratch()

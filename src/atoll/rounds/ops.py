@@ -24,6 +24,13 @@ class Get:
 
 
 @dataclass(frozen=True)
+class Open:
+    """Answered with the object's `Body`, to be read piece by piece while others are read."""
+
+    key: str
+
+
+@dataclass(frozen=True)
 class Put:
     key: str
     data: Data
@@ -70,7 +77,7 @@ class Gather:
     width: int
 
 
-Request: TypeAlias = Get | Put | Create | List | Delete | Discard
+Request: TypeAlias = Get | Open | Put | Create | List | Delete | Discard
 Op: TypeAlias = Request | Sleep | Gather
 Steps: TypeAlias = Generator[Op, Any, T]
 """A piece of protocol that ends with a T."""

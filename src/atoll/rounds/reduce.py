@@ -8,7 +8,7 @@ the quotient taken in float64. Powers of two for n make both forms agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,18 +69,24 @@ class Accumulator:
         self._taken += 1
 
     def add_all(self, how: Codec, payloads: Sequence[Buffer]) -> None:
-        """The next contributions in rank order, in one pass over memory: the same bits as `add_encoded` of each.
+        """The next contributions in rank order, in one pass over memory: the same bits as `add_encoded` of each."""
+        self.add_opened([how.open(payload, self._sum.size) for payload in payloads], how.tile)
 
-        Each sum stays in the cache until all of them are in it, and is divided there if they are the last.
+    def add_opened(self, opened: Sequence[Opened], tile: int, done: Callable[[F32], None] | None = None) -> None:
+        """The next contributions in rank order, tile by tile.
+
+        Each sum stays in the cache until all of them are in it, and is divided there if they are the last; then `done`
+        gets it.
         """
-        opened = [how.open(payload, self._sum.size) for payload in payloads]
         is_last = self._taken + len(opened) == self._coefficients.count
         with kernels.quiet():
-            for start in range(0, self._sum.size, how.tile):
-                part = self._sum[start : start + how.tile]
+            for start in range(0, self._sum.size, tile):
+                part = self._sum[start : start + tile]
                 self._add_tiles(opened, start, part)
                 if is_last:
                     self._divide(part)
+                if done is not None:
+                    done(part)
         self._taken += len(opened)
         self._is_mean = is_last
 
@@ -88,26 +94,31 @@ class Accumulator:
         """The result, once every contribution is in."""
         assert self._taken == self._coefficients.count, "every contribution is added exactly once"
         if not self._is_mean:
-            self._divide(self._sum)
+            with kernels.quiet():
+                self._divide(self._sum)
             self._is_mean = True
         return self._sum
 
     def _add_tiles(self, opened: Sequence[Opened], start: int, part: F32) -> None:
+        factors = self._coefficients.factors
         so_far: F32 | None = part if self._taken else None
         for turn, contribution in enumerate(opened, self._taken):
-            factors = self._coefficients.factors
-            values = contribution.read(start, part if so_far is None else kernels.scratch.values[: part.size])
+            room = part if so_far is None else kernels.scratch.values[: part.size]
+            values = contribution.read(start, room)
             if factors is not None:
-                room = part if so_far is None else kernels.scratch.values[: part.size]
-                values = np.multiply(values, factors[turn], out=room)
-            so_far = values if so_far is None else np.add(so_far, values, out=part)
+                values = np.multiply(values, factors[turn], room)
+            so_far = values if so_far is None else np.add(so_far, values, part)
         if so_far is not part and so_far is not None:
             np.copyto(part, so_far)
 
     def _divide(self, part: F32) -> None:
-        if self._coefficients.factors is None and self._coefficients.count > 1:
-            with kernels.quiet():
-                np.divide(part, np.float32(self._coefficients.count), out=part)
+        count = self._coefficients.count
+        if self._coefficients.factors is not None or count == 1:
+            return
+        if count & (count - 1):
+            np.divide(part, np.float32(count), part)
+        else:  # the same bits, sooner
+            np.multiply(part, np.float32(1 / count), part)
 
     @property
     def _factor(self) -> np.float32 | None:

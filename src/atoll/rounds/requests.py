@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from atoll._time import Clock, backoff
 from atoll.errors import CorruptUpdate, KeyExists, KeyNotFound, StoreUnavailable
-from atoll.rounds.ops import Create, Delete, Get, List, Put, Request, Sleep, Steps
+from atoll.rounds.ops import Create, Delete, Get, List, Open, Put, Request, Sleep, Steps
 from atoll.rounds.timeline import Timeline
-from atoll.stores.base import Buffer, Data, pieces
+from atoll.stores.base import Body, Buffer, Data, pieces
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Counters:
         return self.since(Counters())
 
 
-_VERBS: dict[type[Any], str] = {Get: "get", Put: "put", Create: "create", List: "list", Delete: "delete"}
+_VERBS: dict[type[Any], str] = {Get: "get", Open: "get", Put: "put", Create: "create", List: "list", Delete: "delete"}
 _PHASES = {"get": "get", "list": "wait", "put": "put", "create": "put", "delete": "put"}
 
 
@@ -83,6 +83,18 @@ class Requests:
             with self._lock:
                 self.counters.misses += 1
             return None
+
+    def open(self, key: str) -> Steps[Body | None]:
+        """The object, to be read piece by piece; None while there is none. What fails on the way is not tried again."""
+        try:
+            body: Body = yield from self._ask(Open(key))
+        except KeyNotFound:
+            with self._lock:
+                self.counters.misses += 1
+            return None
+        with self._lock:
+            self.counters.bytes_down += body.size
+        return body
 
     def put(self, key: str, data: Data) -> Steps[None]:
         yield from self._ask(Put(key, data))
@@ -130,9 +142,9 @@ class Requests:
         yield Sleep(max(seconds, LEAST_PAUSE_S))
         self.spend("wait", began)
 
-    def spend(self, phase: str, began: float) -> None:
-        """A phase that began then (by the clock's `monotonic`) has ended now."""
-        ended = self.clock.monotonic()
+    def spend(self, phase: str, began: float, ended: float | None = None) -> None:
+        """A phase that began then (by the clock's `monotonic`) has ended, now if nothing else is said."""
+        ended = self.clock.monotonic() if ended is None else ended
         with self._lock:
             self.counters.seconds[phase] = self.counters.seconds.get(phase, 0.0) + ended - began
         self.timeline.add(phase, began, ended)

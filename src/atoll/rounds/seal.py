@@ -26,7 +26,8 @@ ALIGNMENT: Final = 64
 """Payloads start at a multiple of this, so that they can be used where they lie."""
 
 _PREAMBLE = struct.Struct("<4sHHIIQQ")  # magic, version, 0, header bytes, 0, payload bytes, check
-_CHECKED_BYTES = _PREAMBLE.size - 8
+PREAMBLE_BYTES: Final = _PREAMBLE.size
+_CHECKED_BYTES = PREAMBLE_BYTES - 8
 _TAIL = re.compile(rb',"xxh3":"([0-9a-f]{16})"\}\Z')
 
 
@@ -85,7 +86,7 @@ def seal_frame(
     """A frame as buffers to be written as one object; the payload is not copied. `check`: its checksum, if known."""
     parts = [part for part in pieces(list(payload)) if len(part)]
     text = canonical({**header, "xxh3": check or checksum(*parts)})
-    text += b" " * (-(_PREAMBLE.size + len(text)) % ALIGNMENT)
+    text += b" " * (-(PREAMBLE_BYTES + len(text)) % ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise InternalError(f"a header of {len(text)} bytes is over the limit of {MAX_HEADER_BYTES}")
     front = _PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0, sum(map(len, parts)), 0)[:_CHECKED_BYTES]
@@ -93,25 +94,46 @@ def seal_frame(
     return [memoryview(front + struct.pack("<Q", seal) + text), *parts]
 
 
-def open_frame(data: Buffer, *, kind: str, is_checked: bool = True) -> Frame:
-    """A frame of this kind with every byte checked; without `is_checked`, the payload is for the caller to check."""
-    view = memoryview(data).cast("B")
-    if len(view) < _PREAMBLE.size:
-        raise CorruptUpdate(f"{_a(kind)} of {len(view)} bytes is too short", check="length")
-    magic, version, zero, header_bytes, zero_too, payload_bytes, check = _PREAMBLE.unpack(view[: _PREAMBLE.size])
+@dataclass(frozen=True)
+class Front:
+    """How the bytes of a frame are divided."""
+
+    header_bytes: int
+    payload_bytes: int
+
+
+def open_front(preamble: Buffer, size: int, *, kind: str) -> Front:
+    """What the first bytes of a frame of `size` bytes say; `open_header` checks their checksum."""
+    if size < PREAMBLE_BYTES:
+        raise CorruptUpdate(f"{_a(kind)} of {size} bytes is too short", check="length")
+    magic, version, zero, header_bytes, zero_too, payload_bytes, _ = _PREAMBLE.unpack(preamble)
     if (magic, version, zero, zero_too) != (MAGIC, VERSION, 0, 0) or header_bytes > MAX_HEADER_BYTES:
         raise CorruptUpdate(f"not {_a(kind)} of format version {VERSION}", check="preamble")
-    start = _PREAMBLE.size + header_bytes
-    if len(view) != start + payload_bytes:
-        raise CorruptUpdate(f"{_a(kind)} has {len(view)} bytes, not {start + payload_bytes}", check="length")
-    text = bytes(view[_PREAMBLE.size : start])
-    if xxhash.xxh3_64_intdigest(bytes(view[:_CHECKED_BYTES]) + text) != check:
+    if size != (told := PREAMBLE_BYTES + header_bytes + payload_bytes):
+        raise CorruptUpdate(f"{_a(kind)} has {size} bytes, not {told}", check="length")
+    return Front(header_bytes, payload_bytes)
+
+
+def open_header(preamble: Buffer, text: bytes, *, kind: str) -> dict[str, Any]:
+    """The header of a frame of this kind, checked together with its preamble."""
+    front = bytes(preamble)
+    if front[_CHECKED_BYTES:] != struct.pack("<Q", xxhash.xxh3_64_intdigest(front[:_CHECKED_BYTES] + text)):
         raise CorruptUpdate(f"the header of {_a(kind)} fails its checksum", check="checksum")
     header = parse_json(text)
     if header.get("kind") != kind:
         raise CorruptUpdate(f"a frame is of kind {header.get('kind')!r}, not {kind!r}", check="kind")
+    return header
+
+
+def open_frame(data: Buffer, *, kind: str) -> Frame:
+    """A frame of this kind with every byte checked."""
+    view = memoryview(data).cast("B")
+    preamble = view[:PREAMBLE_BYTES]
+    front = open_front(preamble, len(view), kind=kind)
+    start = PREAMBLE_BYTES + front.header_bytes
+    header = open_header(preamble, bytes(view[PREAMBLE_BYTES:start]), kind=kind)
     payload = view[start:]
-    if is_checked and checksum(payload) != header.get("xxh3"):
+    if checksum(payload) != header.get("xxh3"):
         raise CorruptUpdate(f"the payload of {_a(kind)} fails its checksum", check="checksum")
     return Frame(header, payload)
 

@@ -86,13 +86,17 @@ def _client_options(address: CloudAddress, settings: CloudSettings, patience_s: 
         "timeout": timedelta(seconds=30 * patience_s),
         "allow_http": (_endpoint(address) or "https:").startswith("http:"),
     }
-    ca_file = settings.ca_file or os.environ.get("AWS_CA_BUNDLE")
-    if ca_file:
+    if ca_file := ca_file_of(settings):
         try:
             options["root_certificate"] = Path(ca_file).read_bytes()
         except OSError as exc:
             raise ConfigError(f"cannot read the certificates in {ca_file!r}: {exc.strerror}") from exc
     return options
+
+
+def ca_file_of(settings: CloudSettings) -> str | None:
+    """Certificates to trust besides the system's."""
+    return settings.ca_file or os.environ.get("AWS_CA_BUNDLE") or None
 
 
 def _s3_options(address: CloudAddress, settings: CloudSettings) -> dict[str, Any]:

@@ -24,10 +24,10 @@ def file_errors(verb: str, uri: str, key: str) -> Iterator[None]:
     except AtollError:
         raise
     except OSError as exc:
-        raise _translated(exc, verb, uri, key) from exc
+        raise translated(exc, verb, uri, key) from exc
 
 
-def _translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:
+def translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:
     message = f"cannot {verb} `{key}` in {uri}: {exc.strerror or exc}"
     if exc.errno == errno.ENAMETOOLONG:
         return BadKey(key, f"this file system cannot hold so long a name under {uri}")

@@ -8,14 +8,39 @@ from __future__ import annotations
 
 import mmap
 import os
+from io import FileIO
 from pathlib import Path
 
+from atoll.errors import StoreUnavailable
+from atoll.stores._file_errors import translated
 from atoll.stores.base import Buffer
 
 _READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
 _MAP_FROM = 1 << 20
 _LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay"})
 _MOUNTS = Path("/proc/self/mountinfo")
+
+
+class FileBody:
+    """An open file, read from its beginning."""
+
+    def __init__(self, fd: int, uri: str, key: str) -> None:
+        self._file = FileIO(fd)  # closes it, whatever happens to us
+        self._uri, self._key = uri, key
+        self.size = os.fstat(fd).st_size
+
+    def readinto(self, buffer: memoryview) -> None:
+        try:
+            while (count := self._file.readinto(buffer)) < len(buffer):
+                if not count:
+                    message = f"`{self._key}` in {self._uri} ended early"
+                    raise StoreUnavailable(message, uri=self._uri, key=self._key)
+                buffer = buffer[count:]
+        except OSError as exc:
+            raise translated(exc, "read", self._uri, self._key) from exc
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def read(fd: int, start: int, length: int | None, *, may_map: bool) -> Buffer:

@@ -1,4 +1,4 @@
-"""The Store port: whole objects by key, and the rules that every adapter keeps (S1-S14)."""
+"""The Store port: whole objects by key, and the rules that every adapter keeps (S1-S15)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from atoll.errors import BadKey
+from atoll.errors import BadKey, StoreUnavailable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Data: TypeAlias = Buffer | Sequence[Buffer]
@@ -36,6 +36,7 @@ class Store(Protocol):
     S12  a `create` whose answer was lost is not misread as a loss.
     S13  `get` takes a range.
     S14  nothing that reads the store unpickles anything.
+    S15  `open_body` gives the same bytes piece by piece: of one object, even if it is replaced or deleted meanwhile.
     """
 
     uri: str
@@ -76,6 +77,51 @@ class Recycling(Protocol):
 
     @property
     def recycles(self) -> bool: ...
+
+
+class Body(Protocol):
+    """An object that is being read from its beginning. For one thread at a time."""
+
+    size: int
+
+    def readinto(self, buffer: memoryview) -> None:
+        """Fill the buffer with the next bytes. `StoreUnavailable` if they stay out; the buffer is of no use then."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, read or not. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A store that hands over large objects piece by piece, in memory of the reader's choice."""
+
+    def open(self, key: str) -> Body:
+        """Begin to read an object. (S2 S15)"""
+        ...
+
+
+class BufferBody:
+    """An object that is in memory already."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._left = memoryview(data).cast("B")
+        self.size = len(self._left)
+
+    def readinto(self, buffer: memoryview) -> None:
+        if len(buffer) > len(self._left):
+            raise StoreUnavailable(f"an object of {self.size} bytes ended early")
+        buffer[:] = self._left[: len(buffer)]
+        self._left = self._left[len(buffer) :]
+
+    def close(self) -> None:
+        self._left = memoryview(b"")
+
+
+def open_body(store: Store, key: str) -> Body:
+    """Begin to read an object, piece by piece if the store can. (S15)"""
+    return store.open(key) if isinstance(store, Streaming) else BufferBody(store.get(key))
 
 
 def with_patience(store: Store, seconds: float) -> Store:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 from atoll.errors import ConfigError, KeyExists, KeyNotFound
 from atoll.stores._file_errors import file_errors
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
-from atoll.stores._file_reading import is_local, read
+from atoll.stores._file_reading import FileBody, is_local, read
 from atoll.stores._file_spares import SPARE_FOLDER, Spares
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 
@@ -68,16 +68,15 @@ class FileStore:
 
     def get(self, key: str, *, start: int = 0, length: int | None = None) -> Buffer:
         check_range(start, length)
-        path = self._path(key)
-        with file_errors("read", self.uri, key):
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except (FileNotFoundError, NotADirectoryError):
-                raise KeyNotFound(key, uri=self.uri) from None
-            try:
+        fd = self._open(key)
+        try:
+            with file_errors("read", self.uri, key):
                 return read(fd, start, length, may_map=self._can_map())
-            finally:
-                os.close(fd)
+        finally:
+            os.close(fd)
+
+    def open(self, key: str) -> FileBody:
+        return FileBody(self._open(key), self.uri, key)
 
     def put(self, key: str, data: Data) -> None:
         path, parts = self._path(key), pieces(data)
@@ -112,6 +111,14 @@ class FileStore:
             except (FileNotFoundError, NotADirectoryError):
                 return
             self._sync_folder(path.parent)
+
+    def _open(self, key: str) -> int:
+        path = self._path(key)
+        with file_errors("read", self.uri, key):
+            try:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                raise KeyNotFound(key, uri=self.uri) from None
 
     def _can_map(self) -> bool:
         if self._may_map is None:

@@ -1,0 +1,61 @@
+"""A frame that is still arriving: its front has been checked; its payload is read tile by tile and hashed as it comes.
+
+So bytes are added up, or come to rest, while they are in the nearest cache, and none of them needs memory of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import xxhash
+
+from atoll._time import Clock
+from atoll.rounds.codec import F32, as_bytes
+from atoll.rounds.kernels import aligned
+from atoll.rounds.seal import PREAMBLE_BYTES, open_front, open_header
+from atoll.stores.base import Body
+
+
+class Incoming:
+    """Also an `Opened` payload of `fp32`, if it is read from its beginning to its end."""
+
+    def __init__(self, body: Body, clock: Clock, *, kind: str) -> None:
+        """Reads the front. Raises `CorruptUpdate` when it does not check out, `StoreUnavailable` when it stays out."""
+        self._body, self._clock, self._state = body, clock, xxhash.xxh3_64()
+        self.seconds = 0.0
+        """How long its reader waited for bytes."""
+        preamble = bytearray(min(PREAMBLE_BYTES, body.size))
+        body.readinto(memoryview(preamble))
+        front = open_front(preamble, body.size, kind=kind)
+        text = bytearray(front.header_bytes)
+        body.readinto(memoryview(text))
+        self.header = open_header(preamble, bytes(text), kind=kind)
+        self.payload_bytes = front.payload_bytes
+
+    @property
+    def check(self) -> str:
+        """XXH3-64 of what has been read of the payload."""
+        return self._state.hexdigest()
+
+    def take(self, room: memoryview) -> None:
+        """The next bytes of the payload."""
+        began = self._clock.monotonic()
+        self._body.readinto(room)
+        self.seconds += self._clock.monotonic() - began
+        self._state.update(room)
+
+    def read(self, start: int, room: F32) -> F32:  # noqa: ARG002 - one after the other
+        self.take(as_bytes(room))
+        if sys.byteorder == "big":
+            room.byteswap(inplace=True)
+        return room
+
+    def whole(self) -> memoryview:
+        """All of the payload, in memory of its own."""
+        room = aligned(self.payload_bytes, np.uint8).data
+        self.take(room)
+        return room
+
+    def close(self) -> None:
+        self._body.close()

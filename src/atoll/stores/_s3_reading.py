@@ -1,0 +1,220 @@
+"""Reading large objects of S3 straight from the socket into the reader's memory.
+
+obstore collects a body in pieces and copies them together, which takes three times the CPU of receiving it once. So
+bodies that are read piece by piece come by a GET of our own, with an address that obstore has signed. This is the
+short way for the usual case and nothing else: whatever is out of the ordinary (a redirect, a refusal, a proxy, a
+service that wants more than a signed address) is left to obstore, which knows what to do and what to say.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from atoll.errors import KeyNotFound, StoreUnavailable
+from atoll.stores._cloud_address import CloudAddress
+from atoll.stores._cloud_client import CloudSettings, ca_file_of
+
+_MOST_HEAD_BYTES = 1 << 16
+_MOST_IDLE = 64
+_ENOUGH = 3
+"""After so many answers in a row that were not for us, we stop asking."""
+
+
+class Head(NamedTuple):
+    """The beginning of an answer, and what came with it of the body."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    more: bytes
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the body; None if there is no telling."""
+        length = self.headers.get(b"content-length", b"")
+        return int(length) if length.isdigit() and b"transfer-encoding" not in self.headers else None
+
+
+class SocketBody:
+    """A body on its way. The connection goes back to those that can be used again once all of it has been read."""
+
+    def __init__(
+        self, connection: socket.socket, head: Head, size: int, let_go: Callable[[socket.socket], None]
+    ) -> None:
+        self._connection: socket.socket | None = connection
+        self._more = memoryview(head.more)
+        self._let_go = let_go
+        self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
+        self.size = self._left = size
+
+    def readinto(self, buffer: memoryview) -> None:
+        if self._connection is None or len(buffer) > self._left:
+            raise StoreUnavailable(f"an object of {self.size} bytes ended early")
+        self._left -= len(buffer)
+        if self._more:
+            count = min(len(self._more), len(buffer))
+            buffer[:count], self._more = self._more[:count], self._more[count:]
+            buffer = buffer[count:]
+        try:
+            while buffer:
+                count = self._connection.recv_into(buffer, len(buffer), self._flags)
+                if not count:
+                    raise ConnectionResetError("the connection was closed")
+                buffer = buffer[count:]
+        except OSError as exc:
+            self.close()
+            raise StoreUnavailable(f"an object of {self.size} bytes did not come to its end: {exc}") from exc
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._left or self._more:
+            connection.close()
+        else:
+            self._let_go(connection)
+
+
+class StraightReader:
+    """Opens bodies by signed addresses. Shared by threads; connections are kept and used again."""
+
+    def __init__(self, sign: Callable[[str], str], settings: CloudSettings) -> None:
+        self._sign, self._settings = sign, settings
+        self._lock = Lock()
+        self._idle: list[tuple[tuple[str, str], socket.socket]] = []
+        self._tls: ssl.SSLContext | None = None
+        self._failures = 0
+
+    @classmethod
+    def fits(cls, address: CloudAddress, settings: CloudSettings) -> bool:
+        """Whether a signed address is all it takes to read an object: S3, no proxy, nothing special asked for."""
+        return address.service == "s3" and not address.anonymous and not settings.config and not getproxies()
+
+    def open(self, uri: str, key: str, path: str) -> SocketBody | None:
+        """The body; None when the object must be asked for in the other way. `KeyNotFound` when there is none."""
+        if self._failures >= _ENOUGH:
+            return None
+        try:
+            found = self._ask(self._sign(path))
+        except Exception:  # noqa: BLE001 - whatever it is, the other way is tried, and tells
+            self._failures += 1
+            return None
+        if isinstance(found, SocketBody):
+            self._failures = 0
+            return found
+        if found == b"NoSuchKey":
+            self._failures = 0
+            raise KeyNotFound(key, uri=uri)
+        self._failures += 1
+        return None
+
+    def _ask(self, url: str) -> SocketBody | bytes:
+        """A body, or the service's word for why there is none."""
+        parts = urlsplit(url)
+        place = (parts.scheme, parts.netloc)
+        request = (
+            f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            "User-Agent: atoll\r\nAccept-Encoding: identity\r\n\r\n"
+        ).encode("ascii")
+        connection = self._take_idle(place)
+        if connection is not None:
+            try:
+                return self._answer(place, connection, request)
+            except OSError:  # it had been closed while nobody used it
+                connection.close()
+        connection = self._connect(parts.scheme, parts.hostname or "", parts.port)
+        try:
+            return self._answer(place, connection, request)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _answer(self, place: tuple[str, str], connection: socket.socket, request: bytes) -> SocketBody | bytes:
+        connection.sendall(request)
+        head = _read_head(connection)
+        size = head.size
+        is_kept = head.headers.get(b"connection", b"").lower() != b"close"
+
+        def let_go(used: socket.socket) -> None:
+            if is_kept:
+                self._keep(place, used)
+            else:
+                used.close()
+
+        if size is None or size < len(head.more):
+            connection.close()
+            return b""
+        body = SocketBody(connection, head, size, let_go)
+        if head.status == 200:
+            return body
+        text = bytearray(min(size, _MOST_HEAD_BYTES))
+        body.readinto(memoryview(text))
+        body.close()
+        code = bytes(text).partition(b"<Code>")[2].partition(b"</Code>")[0]
+        return code if head.status == 404 else b""
+
+    def _connect(self, scheme: str, host: str, port: int | None) -> socket.socket:
+        is_tls = scheme == "https"
+        connection = socket.create_connection(
+            (host, port or (443 if is_tls else 80)), timeout=self._settings.connect_timeout_s
+        )
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_tls:
+            connection = self._context().wrap_socket(connection, server_hostname=host)
+        # Python's own timeouts make a socket return with whatever is there; the kernel's let it wait for all we asked.
+        connection.settimeout(None)
+        whole, part = divmod(self._settings.read_timeout_s, 1)
+        patience = struct.pack("ll", int(whole), int(part * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        return connection
+
+    def _context(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._tls is None:
+                self._tls = ssl.create_default_context()
+                if (ca_file := ca_file_of(self._settings)) is not None:
+                    self._tls.load_verify_locations(os.fspath(ca_file))
+            return self._tls
+
+    def _take_idle(self, place: tuple[str, str]) -> socket.socket | None:
+        with self._lock:
+            for i in reversed(range(len(self._idle))):
+                if self._idle[i][0] == place:
+                    return self._idle.pop(i)[1]
+        return None
+
+    def _keep(self, place: tuple[str, str], connection: socket.socket) -> None:
+        with self._lock:
+            self._idle.append((place, connection))
+            surplus = self._idle.pop(0)[1] if len(self._idle) > _MOST_IDLE else None
+        if surplus is not None:
+            with suppress(OSError):
+                surplus.close()
+
+
+def _read_head(connection: socket.socket) -> Head:
+    """The status and headers of an answer. `OSError` when there is none, `ValueError` when it is not one."""
+    raw = b""
+    while b"\r\n\r\n" not in raw:
+        piece = connection.recv(4096)
+        if not piece:
+            raise ConnectionResetError("the connection was closed")
+        raw += piece
+        if len(raw) > _MOST_HEAD_BYTES:
+            raise ValueError("too long a head")
+    head, _, more = raw.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    version, _, rest = first.partition(b" ")
+    if not version.startswith(b"HTTP/1."):
+        raise ValueError("not an answer of HTTP/1")
+    headers = (line.partition(b":") for line in lines)
+    return Head(int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in headers}, more)
