@@ -9,7 +9,6 @@ No key can name `..`, nor anything outside the root, nor the folder of unfinishe
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 from atoll.errors import BadKey
 from atoll.stores.base import check_key
@@ -20,16 +19,16 @@ TEMP_FOLDER = ".atoll-tmp~f"
 """Where unfinished files live. No key leads here: the object `.atoll-tmp` has a dot, so it never gets this mark."""
 
 
-def path_of(root: Path, key: str, *, is_folder: bool) -> Path:
+def path_of(root: str, key: str, *, is_folder: bool) -> str:
     """The path of an object, or of the folder that holds the keys below `key`."""
     above, _, last = key.rpartition("/")
     folder = _folder_of(root, above) if above else root
-    return folder / (_folder_name(last) if is_folder else _file_name(last))
+    return f"{folder}/{_folder_name(last) if is_folder else _file_name(last)}"
 
 
 @lru_cache(maxsize=256)
-def _folder_of(root: Path, key: str) -> Path:
-    return root.joinpath(*map(_folder_name, key.split("/")))
+def _folder_of(root: str, key: str) -> str:
+    return "/".join((root, *map(_folder_name, key.split("/"))))
 
 
 def key_of_file(name: str) -> str | None:

@@ -24,13 +24,13 @@ _MOST = 512
 class Spares:
     """Shared by every process that uses the folder: a rename takes a spare, and only one can have it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
         self._lock = Lock()
         self._prefix = f"{uuid.uuid4().hex}."
         self._known: dict[int, list[str]] = {}
 
-    def keep(self, path: Path) -> bool:
+    def keep(self, path: str) -> bool:
         """Take over the file of a deleted object; False when there is none, or it is not worth it."""
         try:
             size = os.stat(path).st_size
@@ -38,26 +38,26 @@ class Spares:
             return False
         if size < LEAST_BYTES:
             return False
-        home = self._folder / str(size)
+        home = f"{self._folder}/{size}"
         with self._lock:
             known = self._known.setdefault(size, [])
             if len(known) >= _MOST:
                 return False
         try:
-            home.mkdir(parents=True, exist_ok=True)
+            os.makedirs(home, exist_ok=True)
         except OSError:  # a full disk, say, where deleting must still work
             return False
         name = f"{self._prefix}{os.getpid()}.{next(_numbers)}"
-        os.rename(path, home / name)
+        os.rename(path, f"{home}/{name}")
         with self._lock:
             known.append(name)
         return True
 
-    def take(self, size: int, target: Path) -> bool:
+    def take(self, size: int, target: str) -> bool:
         """Make a spare of this size the file `target`; False when there is none."""
         if size < LEAST_BYTES:
             return False
-        home = self._folder / str(size)
+        home = f"{self._folder}/{size}"
         with self._lock:
             known = self._known.setdefault(size, [])
             if not known:  # perhaps another process left some
@@ -66,8 +66,8 @@ class Spares:
             candidates = [known.pop() for _ in range(min(len(known), 8))]
         for i, name in enumerate(candidates):
             with suppress(FileNotFoundError):
-                os.utime(home / name)  # or it would look like something a dead writer left long ago
-                os.rename(home / name, target)
+                os.utime(f"{home}/{name}")  # or it would look like something a dead writer left long ago
+                os.rename(f"{home}/{name}", target)
                 if os.stat(target).st_nlink > 1:  # also under another name: a writer that died, or somebody's copy
                     os.unlink(target)
                     continue
@@ -78,7 +78,7 @@ class Spares:
 
     def clear(self, oldest: float = math.inf) -> None:
         """Remove every spare that was last written before this time, whoever left it."""
-        for path in self._folder.glob("*/*"):
+        for path in Path(self._folder).glob("*/*"):
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()

@@ -14,6 +14,7 @@ Data: TypeAlias = Buffer | Sequence[Buffer]
 
 _MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 with our prefix in front
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+_ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_PART_BYTES = 240  # file systems allow 255 for a name, Azure 254 for a segment
 
@@ -135,7 +136,7 @@ def check_key(key: str) -> str:
         raise BadKey(str(key), "a key is a non-empty text")
     if key.startswith("/") or key.endswith("/"):
         raise BadKey(key, "a key neither starts nor ends with `/`")
-    if any(part in ("", ".", "..") for part in key.split("/")):
+    if _ODD_PART.search(key):
         raise BadKey(key, "no part of a key is empty, `.` or `..`")
     return _checked_text(key)
 

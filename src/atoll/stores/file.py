@@ -40,6 +40,7 @@ class FileStore:
 
     def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True, recycle: bool = False) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
+        self._root = str(self.root)  # paths are texts in here: there are many, and a Path takes its time
         given = {"fsync": fsync, "recycle": recycle}
         chosen = [f"{name}={int(value)}" for name, value in given.items() if value is not _DEFAULTS[name]]
         self.uri = "file://" + quote(os.fsencode(self.root)) + ("?" + "&".join(chosen) if chosen else "")
@@ -47,8 +48,8 @@ class FileStore:
         self._is_swept = False
         self._prefix = f"{uuid.uuid4().hex}."
         self._may_map: bool | None = None
-        self._folders: set[Path] = set()
-        self._spares = Spares(self.root / TEMP_FOLDER / SPARE_FOLDER) if recycle else None
+        self._folders: set[str] = set()
+        self._spares = Spares(f"{self._root}/{TEMP_FOLDER}/{SPARE_FOLDER}") if recycle else None
 
     @property
     def recycles(self) -> bool:
@@ -81,25 +82,25 @@ class FileStore:
     def put(self, key: str, data: Data) -> None:
         path, parts = self._path(key), pieces(data)
         with file_errors("write", self.uri, key), self._written(parts) as temp:
-            self._make_folder(path.parent)
+            folder = self._make_folder(os.path.dirname(path))
             os.replace(temp, path)
-            self._sync_folder(path.parent)
+            self._sync_folder(folder)
 
     def create(self, key: str, data: Data) -> None:
         path, parts = self._path(key), pieces(data)
         with file_errors("create", self.uri, key), self._written(parts) as temp:
-            self._make_folder(path.parent)
+            folder = self._make_folder(os.path.dirname(path))
             try:
                 os.link(temp, path)
             except FileExistsError:
                 # A network file system may repeat a link whose answer was lost; our file's second name tells. (S12)
                 if os.stat(temp).st_nlink < 2:
                     raise KeyExists(key, uri=self.uri) from None
-            self._sync_folder(path.parent)
+            self._sync_folder(folder)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         folder, slash, _ = check_prefix(prefix).rpartition("/")
-        start = path_of(self.root, folder, is_folder=True) if folder else self.root
+        start = path_of(self._root, folder, is_folder=True) if folder else self._root
         return self._walk(start, folder + slash, prefix)
 
     def delete(self, key: str) -> None:
@@ -110,7 +111,7 @@ class FileStore:
                     os.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            self._sync_folder(path.parent)
+            self._sync_folder(os.path.dirname(path))
 
     def _open(self, key: str) -> int:
         path = self._path(key)
@@ -125,11 +126,11 @@ class FileStore:
             self._may_map = is_local(self.root)
         return self._may_map
 
-    def _path(self, key: str) -> Path:
-        return path_of(self.root, check_key(key), is_folder=False)
+    def _path(self, key: str) -> str:
+        return path_of(self._root, check_key(key), is_folder=False)
 
     @contextmanager
-    def _written(self, parts: Sequence[memoryview]) -> Iterator[Path]:
+    def _written(self, parts: Sequence[memoryview]) -> Iterator[str]:
         """A file of our own with these bytes, safely on disk; gone afterwards unless it was renamed."""
         temp = self._new_temp()
         is_spare = self._spares is not None and self._spares.take(sum(map(len, parts)), temp)
@@ -150,26 +151,25 @@ class FileStore:
             with suppress(OSError):
                 os.unlink(temp)
 
-    def _new_temp(self) -> Path:
-        folder = self.root / TEMP_FOLDER
-        self._make_folder(folder)
+    def _new_temp(self) -> str:
+        folder = self._make_folder(f"{self._root}/{TEMP_FOLDER}")
         if not self._is_swept:
             self._is_swept = True
             _sweep(folder)
-        return folder / f"{self._prefix}{os.getpid()}.{next(_numbers)}"  # a forked child has the same numbers
+        return f"{folder}/{self._prefix}{os.getpid()}.{next(_numbers)}"  # a forked child has the same numbers
 
-    def _make_folder(self, folder: Path) -> None:
+    def _make_folder(self, folder: str) -> str:
         """Folders are never removed, so one that exists stays; each new one is made durable in its parent."""
-        if folder in self._folders:
-            return
-        if not folder.is_dir():
-            self._make_folder(folder.parent)
-            with suppress(FileExistsError):
-                folder.mkdir()
-            self._sync_folder(folder.parent)
-        self._folders.add(folder)
+        if folder not in self._folders:
+            if not os.path.isdir(folder):
+                above = self._make_folder(os.path.dirname(folder))
+                with suppress(FileExistsError):
+                    os.mkdir(folder)
+                self._sync_folder(above)
+            self._folders.add(folder)
+        return folder
 
-    def _sync_folder(self, folder: Path) -> None:
+    def _sync_folder(self, folder: str) -> None:
         if not self._fsync:
             return
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -178,7 +178,7 @@ class FileStore:
         finally:
             os.close(fd)
 
-    def _walk(self, folder: Path, above: str, prefix: str) -> Iterator[str]:
+    def _walk(self, folder: str, above: str, prefix: str) -> Iterator[str]:
         with file_errors("list", self.uri, prefix):
             entries = _entries(folder, above)
         for key, path in entries:
@@ -189,16 +189,16 @@ class FileStore:
                 yield from self._walk(path, key, prefix)
 
 
-def _entries(folder: Path, above: str) -> list[tuple[str, Path | None]]:
+def _entries(folder: str, above: str) -> list[tuple[str, str | None]]:
     """What is in one folder, in key order: objects as `key`, folders as `key/` with their path."""
-    found: list[tuple[str, Path | None]] = []
+    found: list[tuple[str, str | None]] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir():
                     name = key_of_folder(entry.name)
                     if name is not None:
-                        found.append((f"{above}{name}/", Path(entry.path)))
+                        found.append((f"{above}{name}/", entry.path))
                 else:
                     name = key_of_file(entry.name)
                     if name is not None:
@@ -234,10 +234,10 @@ def _write(fd: int, parts: Sequence[memoryview]) -> None:
             left[0] = left[0][written:]
 
 
-def _sweep(folder: Path) -> None:
+def _sweep(folder: str) -> None:
     """Remove what writers that died left behind. A day is longer than any write takes."""
     oldest = time.time() - _LEFTOVER_AGE_S
-    Spares(folder / SPARE_FOLDER).clear(oldest)
+    Spares(f"{folder}/{SPARE_FOLDER}").clear(oldest)
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
