@@ -62,7 +62,7 @@ def average(work: Averaging) -> Steps[None]:
     # was here before, and may find its means published, and their parts gone.
     own = [i for i in chunks if work.party.owner(i) == work.member.rank and work.ours is not None]
     yield Gather([_own(work, i) for i in own], width)
-    yield Gather([_fetch(work, i) for i in chunks if i not in own], work.member.downloads)
+    yield Gather([_fetch(work, i) for i in chunks if i not in own], work.member.connections)
     if work.own is not None:
         yield from _discard(work, work.own)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from atoll.errors import Conflict, InvalidSpec
 from atoll.rounds import blobs
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.member import Tuning
+from atoll.rounds.layout import default_chunk
+from atoll.rounds.member import NEAR_S, Tuning
 from atoll.rounds.ops import Steps
 from atoll.rounds.records import Agreement, Blob
 from atoll.rounds.requests import Requests
@@ -34,6 +35,8 @@ def begin(
     wanted = replace(wanted, initial=blobs.describe(0, initial))
     agreement = yield from _await_first(io, keys, rank, tuning)
     if agreement is None:
+        if wanted.chunk == ANY_CHUNK:
+            wanted = replace(wanted, chunk=(yield from _good_chunk(io, keys, wanted)))
         yield from blobs.write_blob(io, keys, wanted.initial, initial)
         yield from io.create(keys.agreement(), wanted.seal())
         agreement = yield from io.read(keys.agreement(), Agreement.open)
@@ -69,7 +72,8 @@ def check_sizes(wanted: Agreement, initial: Sequence[Buffer]) -> None:
 
 def refuse_differences(agreed: Agreement, wanted: Agreement, rank: int) -> None:
     """Raise `Conflict` with every difference that would keep this replica from training the same model."""
-    agreed_values = {name: getattr(agreed, name) for name in ("run_id", "codec", "mean_codec", "chunk")}
+    names = ("run_id", "codec", "mean_codec", *(("chunk",) if wanted.chunk != ANY_CHUNK else ()))
+    agreed_values = {name: getattr(agreed, name) for name in names}
     wanted_values = {name: getattr(wanted, name) for name in agreed_values}
     if rank < agreed.world_size:  # a rank beyond it is one that joined later
         agreed_values["world_size"], wanted_values["world_size"] = agreed.world_size, wanted.world_size
@@ -100,5 +104,17 @@ def _await_first(io: Requests, keys: RoundKeys, rank: int, tuning: Tuning) -> St
         pause = min(tuning.poll_cap_s, 1.5 * pause)
 
 
+def _good_chunk(io: Requests, keys: RoundKeys, wanted: Agreement) -> Steps[int]:
+    """From the size of what is averaged, and the distance to the store: where requests are quick, fewer cost less."""
+    size = max((layout.size for layout in wanted.layouts), default=0)
+    asked = io.clock.monotonic()
+    yield from io.probe(keys.agreement())
+    is_near = io.clock.monotonic() - asked < NEAR_S
+    return default_chunk(size, min(_CHUNKS, max(_NEAR_CHUNKS, 2 * wanted.world_size)) if is_near else _CHUNKS)
+
+
+ANY_CHUNK = 0
+"""Stands in `wanted.chunk` for whatever was agreed, or will be chosen."""
+_CHUNKS, _NEAR_CHUNKS = 16, 8
 NO_BLOB = Blob(0, "0" * 32, 0, ())
 """Stands in `wanted.initial` until the weights have been looked at."""

@@ -121,12 +121,12 @@ class Grid:
         return stop - start
 
 
-def default_chunk(size: int) -> int:
-    """Elements per chunk: small vectors stay whole, big ones get chunks of 1 to 64 MiB of float32.
+def default_chunk(size: int, parts: int = 16) -> int:
+    """Elements per chunk: small vectors stay whole, others make about `parts` chunks, of 1 to 64 MiB of float32.
 
     Enough chunks to share the work and overlap it, few enough that requests cost little beside bytes.
     """
-    wanted = max(min(max(size // 16, 1 * _MIB_ELEMENTS), 16 * _MIB_ELEMENTS), min(size // 128, 64 * _MIB_ELEMENTS))
+    wanted = max(min(max(size // parts, 1 * _MIB_ELEMENTS), 16 * _MIB_ELEMENTS), min(size // 128, 64 * _MIB_ELEMENTS))
     return -(-wanted // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
 
 

@@ -20,7 +20,8 @@ from atoll.rounds.requests import Requests
 _CONNECTIONS = ((0.0003, 4), (0.03, 16))
 """Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
 _MOST_CONNECTIONS = 48
-_NEAR_S = 0.0003
+NEAR_S = 0.0003
+"""Small requests faster than this: the store is this machine's own."""
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
@@ -136,16 +137,12 @@ class Member:
     @property
     def is_near(self) -> bool:
         """Whether the store answers faster than a thread can be told to ask it: small things one after the other."""
-        return bool(self.memory.trips) and min(self.memory.trips) < _NEAR_S
-
-    @property
-    def downloads(self) -> int:
-        """How many of them are downloads: what arrives is in memory twice for a moment, what leaves is not."""
-        return max(1, self.connections // 2)
+        return bool(self.memory.trips) and min(self.memory.trips) < NEAR_S
 
     def side_by_side(self, parts: int) -> int:
         """Chunks to average at once, each with a request for each of its parts."""
-        return max(1, self.downloads // max(1, parts))
+        most = self.connections // 2 if self.is_near else self.connections  # more threads than cores are of no use
+        return max(1, most // max(1, parts))
 
     def exchange_mode(self, fragment: int, count: int) -> str:
         """`whole` when fetching every update costs less time than two more trips to the store, else `scatter`."""

@@ -15,12 +15,12 @@ from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import InternalError, LeftBehind
 from atoll.rounds import claims, retention
 from atoll.rounds import exchange as rounds_exchange
-from atoll.rounds.begin import NO_BLOB, begin
+from atoll.rounds.begin import ANY_CHUNK, NO_BLOB, begin
 from atoll.rounds.codec import codec, recommended_mean
 from atoll.rounds.events import EventLog
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout, default_chunk
+from atoll.rounds.layout import Grid, Layout
 from atoll.rounds.member import Member, Tuning
 from atoll.rounds.ops import Steps
 from atoll.rounds.quorum import Quorum
@@ -72,12 +72,13 @@ class RoundProtocol:
         self._rank, self._attempt = rank, attempt
         self._quorum, self._tuning = quorum or Quorum(), tuning or Tuning()
         self._token = token or uuid.uuid4().hex
-        size = max((layout.size for layout in layouts), default=0)
+        if chunk:
+            Grid(0, chunk)  # refuses odd sizes
         self._wanted = Agreement(
             run_id,
             world_size,
             tuple(layouts),
-            chunk or default_chunk(size),
+            chunk or ANY_CHUNK,
             codec(codec_name).name,
             codec(mean_codec or recommended_mean(codec_name)).name,
             dict(settings or {}),
