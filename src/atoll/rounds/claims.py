@@ -66,7 +66,7 @@ def take_rank(io: Requests, keys: RoundKeys, rank: int, attempt: int, token: str
 
 def check_rank(io: Requests, keys: RoundKeys, claim: Claim, round_no: int = -1) -> Steps[None]:
     """Raise `Fenced` if a newer incarnation of this rank exists."""
-    if (yield from io.probe(keys.claim(claim.rank, claim.incarnation + 1))) is not None:
+    if (yield from io.probe(keys.claim(claim.rank, claim.incarnation + 1), is_awaited=False)) is not None:
         raise fenced(claim, round_no)
 
 

@@ -75,13 +75,13 @@ class Requests:
             self.counters.bytes_down += memoryview(data).nbytes
         return data
 
-    def probe(self, key: str) -> Steps[Buffer | None]:
-        """The object, or None while there is none."""
+    def probe(self, key: str, *, is_awaited: bool = True) -> Steps[Buffer | None]:
+        """The object, or None while there is none. Unless it is awaited, finding none is no miss: it is good news."""
         try:
             return (yield from self.get(key))
         except KeyNotFound:
             with self._lock:
-                self.counters.misses += 1
+                self.counters.misses += is_awaited
             return None
 
     def open(self, key: str) -> Steps[Body | None]:

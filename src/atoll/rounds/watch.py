@@ -133,10 +133,10 @@ def _look_for(watch: Watch, rank: int) -> Steps[Offer | None]:
         return None
 
 
-def read_commit(member: Member, round_no: int) -> Steps[Commit | None]:
+def read_commit(member: Member, round_no: int, *, is_awaited: bool = True) -> Steps[Commit | None]:
     """The commit of a round, checked, or None while there is none."""
     key = member.keys.commit(round_no)
-    data = yield from member.io.probe(key)
+    data = yield from member.io.probe(key, is_awaited=is_awaited)
     if data is None:
         return None
     try:
