@@ -8,6 +8,7 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
+import broken_bodies as bodies
 import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, StoreError, StoreUnavailable
@@ -260,6 +261,18 @@ IN_MEMORY: list[tuple[Callable[[], Store], Callable[[Store], None]]] = [
     (CountsFromTheEnd, CLAUSE.test_s13_bad_ranges_and_missing_keys_are_errors),
     (Unpickles, CLAUSE.test_s14_nothing_on_the_read_path_unpickles),
     (UnpicklesByAnotherName, CLAUSE.test_s14_nothing_on_the_read_path_unpickles),
+    (bodies.GivesTheFirstMegabyte, lambda s: CLAUSE.test_s15_a_body_is_what_get_gives(s, 8 * 1024 * 1024 + 1)),
+    (bodies.GivesTheNextPieceTwice, lambda s: CLAUSE.test_s15_a_body_is_what_get_gives(s, 4097)),
+    (bodies.TakesTheSizeForGranted, lambda s: CLAUSE.test_s15_a_body_is_what_get_gives(s, 0)),
+    (bodies.UnquotesKeys, lambda s: CLAUSE.test_s15_unusual_keys_are_opened(s, "a b+c%20d&e=f?g#h")),
+    (ForgetsWhichKey, CLAUSE.test_s15_a_missing_key_names_itself),
+    (bodies.OpensWhatIsNotThere, CLAUSE.test_s15_a_missing_key_names_itself),
+    (bodies.OpensAnyKey, lambda s: CLAUSE.test_s15_bad_keys_are_not_opened(s, "a/../b")),
+    (bodies.FillsUpWithZeros, lambda s: CLAUSE.test_s15_nothing_is_read_past_the_end(s, 1)),
+    (bodies.StaysOpen, lambda s: CLAUSE.test_s15_a_body_may_be_closed_at_any_time_and_twice(s, 5)),
+    (bodies.AsksForEachPiece, lambda s: CLAUSE.test_s15_a_body_is_of_one_object_though_it_is_replaced(s, 100_000)),
+    (bodies.AsksForEachPiece, CLAUSE.test_s15_a_body_is_of_one_object_though_it_is_deleted),
+    (bodies.HasOneBodyAtATime, CLAUSE.test_s15_bodies_do_not_mix),
 ]
 
 ON_DISK: list[tuple[Callable[[Path], Store], Callable[[Store], None]]] = [
@@ -330,6 +343,6 @@ def test_every_clause_is_bitten() -> None:
     """Each method of the contract is called above, so a new one needs its own broken store."""
     written = Path(__file__).read_text()
     clauses = [name for name in dir(StoreContract) if name.startswith("test_")]
-    assert {name.split("_")[1] for name in clauses} == {f"s{i}" for i in range(1, 15)}
+    assert {name.split("_")[1] for name in clauses} == {f"s{i}" for i in range(1, 16)}
     bitten = {name for name in clauses if f".{name}" in written}
     assert set(clauses) <= bitten

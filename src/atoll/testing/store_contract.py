@@ -5,7 +5,7 @@
         def new_store(self, redis_url):
             return lambda name: RedisStore(f"{redis_url}/{name}")
 
-Each clause S1-S14 (see `atoll.stores.base.Store`) is one or more methods that take the store as an argument, so they
+Each clause S1-S15 (see `atoll.stores.base.Store`) is one or more methods that take the store as an argument, so they
 can also be called directly. What cannot be shown for an adapter is skipped, and the skip says why.
 """
 
@@ -20,16 +20,16 @@ import pytest
 
 from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
-from atoll.stores.base import Store
+from atoll.stores.base import Store, open_body
 from atoll.testing._elsewhere import race_of_processes, read_elsewhere, write_elsewhere
 from atoll.testing._unpickling import BOMB, unpickling_forbidden
+from atoll.testing.store_contract_bodies import BIG, BodyClauses, pattern
 
 NewStore: TypeAlias = Callable[[str], Store]
-BIG = 8 * 1024 * 1024 + 1
 
 
-class StoreContract:
-    """Clauses S1-S14. Subclasses give `new_store`, and as many of the fault fixtures as they can."""
+class StoreContract(BodyClauses):
+    """Clauses S1-S15. Subclasses give `new_store`, and as many of the fault fixtures as they can."""
 
     why_one_process_only: str = ""
     """Empty if other processes see the store; else the reason why they cannot."""
@@ -75,7 +75,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("size", [0, 1, 4096, BIG])
     def test_s1_bytes_come_back(self, store: Store, size: int) -> None:
-        data = _pattern(size)
+        data = pattern(size)
         store.put("put.bin", data)
         store.create("created.bin", data)
         assert bytes(store.get("put.bin")) == data
@@ -318,7 +318,7 @@ class StoreContract:
     # S13 ranges
 
     def test_s13_get_takes_a_range(self, store: Store) -> None:
-        data = _pattern(100_000)
+        data = pattern(100_000)
         store.put("a.bin", data)
         for start, length in [(0, 1), (0, 0), (10, 20), (99_999, 1), (50_000, 50_000), (0, 100_000), (7, None)]:
             end = None if length is None else start + length
@@ -357,11 +357,6 @@ class StoreContract:
             pytest.skip(self.why_one_process_only)
 
 
-def _pattern(size: int) -> bytes:
-    """Bytes in which any two places differ, so that a shifted read shows."""
-    return b"".join(i.to_bytes(4, "big") for i in range(size // 4 + 1))[:size]
-
-
 def _race(store: Store, key: str, offers: list[bytes]) -> list[int]:
     """All write at once; who won."""
     gate, winners = Barrier(len(offers)), []
@@ -382,6 +377,7 @@ def _race(store: Store, key: str, offers: list[bytes]) -> list[int]:
 def _every_verb(store: Store) -> list[Callable[[], object]]:
     return [
         lambda: store.get("a.json"),
+        lambda: open_body(store, "a.json"),
         lambda: store.put("a.json", b"x"),
         lambda: store.create("b.json", b"x"),
         lambda: list(store.list("a")),
