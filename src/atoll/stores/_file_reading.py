@@ -38,6 +38,8 @@ class FileBody:
                 buffer = buffer[count:]
         except OSError as exc:
             raise translated(exc, "read", self._uri, self._key) from exc
+        except ValueError as exc:
+            raise StoreUnavailable(f"`{self._key}` in {self._uri} is closed", uri=self._uri, key=self._key) from exc
 
     def close(self) -> None:
         self._file.close()

@@ -9,11 +9,12 @@ service that wants more than a signed address) is left to obstore, which knows w
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 import struct
+import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -27,11 +28,14 @@ _MOST_HEAD_BYTES = 1 << 16
 _MOST_IDLE = 64
 _ENOUGH = 3
 """After so many answers in a row that were not for us, we stop asking."""
+TIMED_OUT = (TimeoutError, BlockingIOError)
+"""What Python's own time-outs raise, and what the kernel's do."""
 
 
 class Head(NamedTuple):
     """The beginning of an answer, and what came with it of the body."""
 
+    version: bytes
     status: int
     headers: dict[bytes, bytes]
     more: bytes
@@ -41,6 +45,11 @@ class Head(NamedTuple):
         """Bytes of the body; None if there is no telling."""
         length = self.headers.get(b"content-length", b"")
         return int(length) if length.isdigit() and b"transfer-encoding" not in self.headers else None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the server closes the connection after the body."""
+        return self.version == b"HTTP/1.0" or b"close" in self.headers.get(b"connection", b"").lower()
 
 
 class SocketBody:
@@ -58,26 +67,33 @@ class SocketBody:
     def readinto(self, buffer: memoryview) -> None:
         if self._connection is None or len(buffer) > self._left:
             raise StoreUnavailable(f"an object of {self.size} bytes ended early")
+        try:
+            self._fill(self._connection, buffer)
+        except OSError as exc:
+            self.close()
+            why = "no bytes came for too long" if isinstance(exc, TIMED_OUT) else exc
+            raise StoreUnavailable(f"an object of {self.size} bytes did not come to its end: {why}") from exc
+        except BaseException:  # Ctrl-C, say: some bytes were taken and nobody knows how many
+            self.close()
+            raise
         self._left -= len(buffer)
+
+    def _fill(self, connection: socket.socket, buffer: memoryview) -> None:
         if self._more:
             count = min(len(self._more), len(buffer))
             buffer[:count], self._more = self._more[:count], self._more[count:]
             buffer = buffer[count:]
-        try:
-            while buffer:
-                count = self._connection.recv_into(buffer, len(buffer), self._flags)
-                if not count:
-                    raise ConnectionResetError("the connection was closed")
-                buffer = buffer[count:]
-        except OSError as exc:
-            self.close()
-            raise StoreUnavailable(f"an object of {self.size} bytes did not come to its end: {exc}") from exc
+        while buffer:
+            count = connection.recv_into(buffer, len(buffer), self._flags)
+            if not count:
+                raise ConnectionResetError("the connection was closed")
+            buffer = buffer[count:]
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if self._left or self._more:
+        if self._left:
             connection.close()
         else:
             self._let_go(connection)
@@ -90,13 +106,14 @@ class StraightReader:
         self._sign, self._settings = sign, settings
         self._lock = Lock()
         self._idle: list[tuple[tuple[str, str], socket.socket]] = []
+        weakref.finalize(self, _close_all, self._idle)
         self._tls: ssl.SSLContext | None = None
         self._failures = 0
 
     @classmethod
     def fits(cls, address: CloudAddress, settings: CloudSettings) -> bool:
         """Whether a signed address is all it takes to read an object: S3, no proxy, nothing special asked for."""
-        return address.service == "s3" and not address.anonymous and not settings.config and not getproxies()
+        return address.service == "s3" and not address.anonymous and not settings.config and not _proxies()
 
     def open(self, uri: str, key: str, path: str) -> SocketBody | None:
         """The body; None when the object must be asked for in the other way. `KeyNotFound` when there is none."""
@@ -124,42 +141,33 @@ class StraightReader:
             f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
             "User-Agent: atoll\r\nAccept-Encoding: identity\r\n\r\n"
         ).encode("ascii")
-        connection = self._take_idle(place)
-        if connection is not None:
+        while (connection := self._take_idle(place)) is not None:
             try:
                 return self._answer(place, connection, request)
-            except OSError:  # it had been closed while nobody used it
-                connection.close()
-        connection = self._connect(parts.scheme, parts.hostname or "", parts.port)
+            except TIMED_OUT:
+                raise  # a new connection would be as silent
+            except OSError:
+                continue  # it had been closed while nobody used it
+        return self._answer(place, self._connect(parts.scheme, parts.hostname or "", parts.port), request)
+
+    def _answer(self, place: tuple[str, str], connection: socket.socket, request: bytes) -> SocketBody | bytes:
         try:
-            return self._answer(place, connection, request)
+            connection.sendall(request)
+            head = _read_head(connection)
+            if head.size is None or head.size < len(head.more):
+                raise ValueError("no telling where the body ends")
         except BaseException:
             connection.close()
             raise
 
-    def _answer(self, place: tuple[str, str], connection: socket.socket, request: bytes) -> SocketBody | bytes:
-        connection.sendall(request)
-        head = _read_head(connection)
-        size = head.size
-        is_kept = head.headers.get(b"connection", b"").lower() != b"close"
-
         def let_go(used: socket.socket) -> None:
-            if is_kept:
-                self._keep(place, used)
-            else:
+            if head.is_last:
                 used.close()
+            else:
+                self._keep(place, used)
 
-        if size is None or size < len(head.more):
-            connection.close()
-            return b""
-        body = SocketBody(connection, head, size, let_go)
-        if head.status == 200:
-            return body
-        text = bytearray(min(size, _MOST_HEAD_BYTES))
-        body.readinto(memoryview(text))
-        body.close()
-        code = bytes(text).partition(b"<Code>")[2].partition(b"</Code>")[0]
-        return code if head.status == 404 else b""
+        body = SocketBody(connection, head, head.size, let_go)
+        return body if head.status == 200 else _refusal(head.status, body)
 
     def _connect(self, scheme: str, host: str, port: int | None) -> socket.socket:
         is_tls = scheme == "https"
@@ -167,11 +175,22 @@ class StraightReader:
             (host, port or (443 if is_tls else 80)), timeout=self._settings.connect_timeout_s
         )
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if is_tls:
-            connection = self._context().wrap_socket(connection, server_hostname=host)
-        # Python's own timeouts make a socket return with whatever is there; the kernel's let it wait for all we asked.
+        try:
+            return self._wrapped(connection, host) if is_tls else self._waiting(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _wrapped(self, connection: socket.socket, host: str) -> ssl.SSLSocket:
+        # With the kernel's time-outs instead, OpenSSL would be asked again and again, for ever.
+        wrapped = self._context().wrap_socket(connection, server_hostname=host)
+        wrapped.settimeout(self._settings.read_timeout_s)
+        return wrapped
+
+    def _waiting(self, connection: socket.socket) -> socket.socket:
+        # Python's own time-outs make a socket return with whatever is there; the kernel's let it wait for all we asked.
         connection.settimeout(None)
-        whole, part = divmod(self._settings.read_timeout_s, 1)
+        whole, part = divmod(max(self._settings.read_timeout_s, 1e-3), 1)
         patience = struct.pack("ll", int(whole), int(part * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
@@ -180,12 +199,20 @@ class StraightReader:
     def _context(self) -> ssl.SSLContext:
         with self._lock:
             if self._tls is None:
-                self._tls = ssl.create_default_context()
+                context = ssl.create_default_context()
                 if (ca_file := ca_file_of(self._settings)) is not None:
-                    self._tls.load_verify_locations(os.fspath(ca_file))
+                    context.load_verify_locations(os.fspath(ca_file))
+                self._tls = context
             return self._tls
 
     def _take_idle(self, place: tuple[str, str]) -> socket.socket | None:
+        while (connection := self._pop_idle(place)) is not None:
+            if not _has_news(connection):
+                return connection
+            connection.close()
+        return None
+
+    def _pop_idle(self, place: tuple[str, str]) -> socket.socket | None:
         with self._lock:
             for i in reversed(range(len(self._idle))):
                 if self._idle[i][0] == place:
@@ -197,8 +224,34 @@ class StraightReader:
             self._idle.append((place, connection))
             surplus = self._idle.pop(0)[1] if len(self._idle) > _MOST_IDLE else None
         if surplus is not None:
-            with suppress(OSError):
-                surplus.close()
+            surplus.close()
+
+
+def _proxies() -> dict[str, str]:
+    return {scheme: where for scheme, where in getproxies().items() if scheme != "no"}
+
+
+def _close_all(idle: list[tuple[tuple[str, str], socket.socket]]) -> None:
+    for _, connection in idle:
+        connection.close()
+
+
+def _has_news(connection: socket.socket) -> bool:
+    """Whether an idle connection has been closed, or holds bytes nobody asked for: the next answer is not ours then."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0)) or (isinstance(connection, ssl.SSLSocket) and connection.pending() > 0)
+
+
+def _refusal(status: int, body: SocketBody) -> bytes:
+    """The service's word for why there is no object, if that is what it says."""
+    text = bytearray(min(body.size, _MOST_HEAD_BYTES))
+    try:
+        body.readinto(memoryview(text))
+    finally:
+        body.close()
+    code = bytes(text).partition(b"<Code>")[2].partition(b"</Code>")[0]
+    return code if status == 404 else b""
 
 
 def _read_head(connection: socket.socket) -> Head:
@@ -217,4 +270,4 @@ def _read_head(connection: socket.socket) -> Head:
     if not version.startswith(b"HTTP/1."):
         raise ValueError("not an answer of HTTP/1")
     headers = (line.partition(b":") for line in lines)
-    return Head(int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in headers}, more)
+    return Head(version, int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in headers}, more)
