@@ -50,12 +50,13 @@ class Fault:
 
 
 class FaultProxy:
-    """Serves on a free port of this machine while it is open; `requests` is what came through."""
+    """Serves on a free port of this machine while it is open; `requests` is what came through, in `connections`."""
 
     def __init__(self, target: str) -> None:
         self.target = urlsplit(target)
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
+        self.connections = 0
         self.lock = Lock()
         self.is_over = Event()
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
@@ -100,6 +101,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+    def setup(self) -> None:
+        super().setup()
+        with self.proxy.lock:
+            self.proxy.connections += 1
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from atoll.errors import ConfigError, MissingExtra, StoreRefused
 from atoll.stores.cloud import CloudStore
+from services.certificates import certificate
 from services.fake_aws import FakeAws
 
 pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
@@ -66,7 +66,7 @@ def test_web_identity_is_used_and_renewed(aws: FakeAws, tmp_path: Path, monkeypa
     (tmp_path / "token").write_text("irsa-token")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/trainer")
-    with FakeAws(certificate=_certificate(tmp_path)) as sts:
+    with FakeAws(certificate=certificate(tmp_path)) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "tls.pem"))
         _put_until_renewed(open_store(aws), aws)
@@ -74,7 +74,7 @@ def test_web_identity_is_used_and_renewed(aws: FakeAws, tmp_path: Path, monkeypa
 
 def test_a_private_certificate_is_trusted_only_when_named(tmp_path: Path, aws: FakeAws) -> None:
     keys = {"config": {"access_key_id": "K", "secret_access_key": "s"}}
-    with FakeAws(certificate=_certificate(tmp_path)) as tls:
+    with FakeAws(certificate=certificate(tmp_path)) as tls:
         open_store(tls, ca_file=str(tmp_path / "tls.pem"), **keys).put("a", b"x")
         assert tls.payload_hashes == ["UNSIGNED-PAYLOAD"]
         with pytest.raises(StoreRefused, match="ca_file"):
@@ -185,18 +185,3 @@ def _put_until_renewed(store: CloudStore, aws: FakeAws) -> None:
         assert time.monotonic() < deadline, f"never renewed: {aws.signers[:5]}"
         store.put("a", b"x")
     assert aws.signers[0] == "KEY-1"
-
-
-def _certificate(folder: Path) -> Path:
-    """A certificate for `localhost` that nobody vouches for, with its key, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("`openssl` is not installed")
-    (folder / "openssl.cnf").write_text(
-        "[req]\ndistinguished_name=name\nx509_extensions=leaf\nprompt=no\n[name]\nCN=localhost\n"
-        "[leaf]\nbasicConstraints=critical,CA:FALSE\nsubjectAltName=DNS:localhost\n"
-    )
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -config openssl.cnf -keyout key.pem -out tls.pem"
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=60, cwd=folder)
-    both = folder / "both.pem"
-    both.write_text((folder / "key.pem").read_text() + (folder / "tls.pem").read_text())
-    return both
