@@ -321,3 +321,24 @@ def test_the_options_of_a_file_store_are_part_of_its_address(tmp_path: Path) -> 
     for wrong, word in (("recycle=perhaps", "0 or 1"), ("recycled=1", "options fsync and recycle")):
         with pytest.raises(ConfigError, match=word):
             open_store(f"file://{tmp_path}?{wrong}")
+
+
+def test_a_folder_that_somebody_put_in_the_way_is_a_typed_error_and_leaks_nothing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    (tmp_path / "a.json").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    for read in (store.get, store.open):
+        with pytest.raises(StoreError, match=r"a\.json"):
+            read("a.json")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_unavailable(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a.bin", bytes(100_000))
+    body = store.open("a.bin")
+    body.readinto(memoryview(bytearray(10)))
+    os.truncate(tmp_path / "a.bin", 50_000)
+    with pytest.raises(StoreUnavailable, match="ended early"):
+        body.readinto(memoryview(bytearray(99_990)))
+    body.close()

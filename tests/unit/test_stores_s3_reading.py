@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import KeyNotFound, StoreError, StoreRefused, StoreUnavailable
+from atoll.stores._cloud_address import parse_address
+from atoll.stores._cloud_client import CloudSettings
 from atoll.stores.base import BufferBody
 from atoll.stores.cloud import CloudStore
+from atoll.testing.fakes import FakeClock
 from atoll.testing.store_contract_bodies import pattern, read_unevenly
 from services.fake_aws import FakeAws
 from services.fault_proxy import Fault, FaultProxy
@@ -164,13 +167,39 @@ def test_an_error_is_the_one_that_get_gives_and_tells_no_address(
     assert "X-Amz" not in _everything_said(of_open.value)
 
 
-def test_after_three_unusual_answers_in_a_row_the_straight_way_is_left(store: CloudStore, proxy: FaultProxy) -> None:
+def test_after_three_unusual_answers_in_a_row_the_straight_way_is_left_for_a_while(
+    store: CloudStore, proxy: FaultProxy
+) -> None:
     proxy.faults.append(Fault(signed, times=2))
     assert [read(store) for _ in range(3)] == [DATA] * 3
     assert asked(proxy) == ["address", "GET header"] * 2 + ["address"]
     proxy.faults.append(Fault(signed, times=3))
     assert [read(store) for _ in range(5)] == [DATA] * 5
     assert asked(proxy) == ["address", "GET header"] * 3 + ["GET header"] * 2
+
+
+def test_the_straight_way_is_tried_again_after_a_minute(service: Service, proxy: FaultProxy) -> None:
+    clock = FakeClock()
+    uri = service.uri(service.new_place(), endpoint=proxy.url)
+    store = CloudStore(parse_address(uri), CloudSettings(max_retries=0), clock=clock)
+    store.put("a", DATA)
+    proxy.faults.append(Fault(signed, times=4))
+    for seconds, way in [
+        (0, "address"),
+        (0, "address"),
+        (0, "address"),
+        (59, "header"),
+        (2, "address"),
+        (59, "header"),
+    ]:
+        clock.advance(seconds)
+        proxy.requests.clear()
+        assert read(store) == DATA
+        assert asked(proxy) == (["address", "GET header"] if way == "address" else ["GET header"])
+    clock.advance(2)
+    for _ in range(2):
+        assert read(store) == DATA
+    assert asked(proxy) == ["address"] * 2
 
 
 def test_a_connection_is_used_again_only_when_its_body_was_read(store: CloudStore, proxy: FaultProxy) -> None:

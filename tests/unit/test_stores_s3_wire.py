@@ -166,8 +166,9 @@ def test_a_body_that_stays_out_is_unavailable(either: tuple[ScriptedS3, CloudSto
     server, store = either
     server.scripts.append(server.says_and_waits(cut(server)))
     body = store.open("a")
-    with pytest.raises(StoreUnavailable, match="no bytes came for too long"):
+    with pytest.raises(StoreUnavailable, match="no bytes came for too long") as caught:
         read_unevenly(body)
+    assert (caught.value.uri, caught.value.key) == (store.uri, "a")
     body.close()
     assert read(store) == DATA
 
@@ -192,6 +193,19 @@ def test_an_answer_that_stays_out_is_asked_for_the_other_way_once(
     server.scripts.append(server.says_and_waits(b"HTTP/1.1 2"))
     assert read(store) == DATA
     assert (len(server.straight), server.others) == (len(first) + 1, 1)
+
+
+def test_a_store_with_little_patience_does_not_wait_twice(either: tuple[ScriptedS3, CloudStore]) -> None:
+    server, store = either
+    hasty = store.with_patience(0.3)
+    server.scripts.append(server.says_and_waits(b"HTTP/1.1 2"))
+    with pytest.raises(StoreUnavailable, match="no answer in time") as caught:
+        hasty.open("a")
+    assert caught.value.__cause__ is not None
+    assert (caught.value.key, caught.value.uri) == ("a", store.uri)
+    assert "X-Amz" not in f"{caught.value} {caught.value.__cause__!r}"
+    assert read(hasty) == DATA
+    assert server.others == 0
 
 
 def test_a_certificate_nobody_vouches_for_is_refused_as_get_refuses_it(tmp_path: Path) -> None:

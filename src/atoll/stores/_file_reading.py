@@ -25,8 +25,12 @@ class FileBody:
     """An open file, read from its beginning."""
 
     def __init__(self, fd: int, uri: str, key: str) -> None:
-        self._file = FileIO(fd)  # closes it, whatever happens to us
         self._uri, self._key = uri, key
+        try:
+            self._file = FileIO(fd)  # closes it, whatever happens to us
+        except OSError as exc:  # a folder
+            os.close(fd)
+            raise translated(exc, "read", uri, key) from exc
         self.size = os.fstat(fd).st_size
 
     def readinto(self, buffer: memoryview) -> None:

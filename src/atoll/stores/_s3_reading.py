@@ -20,6 +20,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreUnavailable
 from atoll.stores._cloud_address import CloudAddress
 from atoll.stores._cloud_client import CloudSettings, ca_file_of
@@ -27,7 +28,9 @@ from atoll.stores._cloud_client import CloudSettings, ca_file_of
 _MOST_HEAD_BYTES = 1 << 16
 _MOST_IDLE = 64
 _ENOUGH = 3
-"""After so many answers in a row that were not for us, we stop asking."""
+"""After so many answers in a row that were not for us, we stop asking,"""
+_REST_S = 60.0
+"""for so long: the service may only have been down."""
 TIMED_OUT = (TimeoutError, BlockingIOError)
 """What Python's own time-outs raise, and what the kernel's do."""
 
@@ -63,20 +66,26 @@ class SocketBody:
         self._let_go = let_go
         self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
         self.size = self._left = size
+        self.uri = self.key = ""
 
     def readinto(self, buffer: memoryview) -> None:
-        if self._connection is None or len(buffer) > self._left:
-            raise StoreUnavailable(f"an object of {self.size} bytes ended early")
+        if self._connection is None:
+            raise self._unavailable("is closed")
+        if len(buffer) > self._left:
+            raise self._unavailable("ended early")
         try:
             self._fill(self._connection, buffer)
         except OSError as exc:
             self.close()
             why = "no bytes came for too long" if isinstance(exc, TIMED_OUT) else exc
-            raise StoreUnavailable(f"an object of {self.size} bytes did not come to its end: {why}") from exc
+            raise self._unavailable(f"did not come to its end: {why}") from exc
         except BaseException:  # Ctrl-C, say: some bytes were taken and nobody knows how many
             self.close()
             raise
         self._left -= len(buffer)
+
+    def _unavailable(self, what: str) -> StoreUnavailable:
+        return StoreUnavailable(f"`{self.key}` in {self.uri} {what}", uri=self.uri, key=self.key)
 
     def _fill(self, connection: socket.socket, buffer: memoryview) -> None:
         if self._more:
@@ -102,13 +111,13 @@ class SocketBody:
 class StraightReader:
     """Opens bodies by signed addresses. Shared by threads; connections are kept and used again."""
 
-    def __init__(self, sign: Callable[[str], str], settings: CloudSettings) -> None:
-        self._sign, self._settings = sign, settings
+    def __init__(self, sign: Callable[[str], str], settings: CloudSettings, clock: Clock) -> None:
+        self._sign, self._settings, self._clock = sign, settings, clock
         self._lock = Lock()
         self._idle: list[tuple[tuple[str, str], socket.socket]] = []
         weakref.finalize(self, _close_all, self._idle)
         self._tls: ssl.SSLContext | None = None
-        self._failures = 0
+        self._failures, self._rest_until = 0, 0.0
 
     @classmethod
     def fits(cls, address: CloudAddress, settings: CloudSettings) -> bool:
@@ -117,21 +126,29 @@ class StraightReader:
 
     def open(self, uri: str, key: str, path: str) -> SocketBody | None:
         """The body; None when the object must be asked for in the other way. `KeyNotFound` when there is none."""
-        if self._failures >= _ENOUGH:
+        if self._failures >= _ENOUGH and self._clock.monotonic() < self._rest_until:
             return None
+        found: SocketBody | bytes = b""
         try:
             found = self._ask(self._sign(path))
-        except Exception:  # noqa: BLE001 - whatever it is, the other way is tried, and tells
-            self._failures += 1
-            return None
+        except Exception as exc:  # whatever it is, the other way is tried, and tells
+            if isinstance(exc, TIMED_OUT) and self._has_no_more_patience:
+                raise StoreUnavailable(f"cannot read `{key}` in {uri}: no answer in time", uri=uri, key=key) from exc
         if isinstance(found, SocketBody):
             self._failures = 0
+            found.uri, found.key = uri, key
             return found
         if found == b"NoSuchKey":
             self._failures = 0
             raise KeyNotFound(key, uri=uri)
         self._failures += 1
+        self._rest_until = self._clock.monotonic() + _REST_S
         return None
+
+    @property
+    def _has_no_more_patience(self) -> bool:
+        """Whether waiting for one answer that did not come was all the waiting that is wanted."""
+        return self._settings.retry_timeout_s <= self._settings.read_timeout_s
 
     def _ask(self, url: str) -> SocketBody | bytes:
         """A body, or the service's word for why there is none."""

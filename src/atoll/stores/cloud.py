@@ -53,7 +53,7 @@ class CloudStore:
         self._clients: dict[float, Client] = {}
         self._is_create_trusted = not is_own_endpoint(address)
         fits = StraightReader.fits(address, self._settings)
-        self._straight = StraightReader(self._signed, self._settings) if fits else None
+        self._straight = StraightReader(self._signed, self._settings, clock) if fits else None
 
     @classmethod
     def from_uri(cls, uri: str, **options: Any) -> CloudStore:
