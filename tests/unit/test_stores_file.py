@@ -342,3 +342,12 @@ def test_a_file_that_shrinks_while_it_is_read_is_unavailable(tmp_path: Path) -> 
     with pytest.raises(StoreUnavailable, match="ended early"):
         body.readinto(memoryview(bytearray(99_990)))
     body.close()
+
+
+def test_bodies_that_are_dropped_leave_no_file_open(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a.bin", bytes(1000))
+    before = len(os.listdir("/proc/self/fd"))
+    for count in range(100):
+        store.open("a.bin").readinto(memoryview(bytearray(count)))
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -260,17 +260,29 @@ def test_temporary_credentials_are_in_the_signed_address(monkeypatch: pytest.Mon
         assert "X-Amz-Credential=TEMPORARY%2F" in path
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_bodies_that_are_dropped_leave_no_connection_open(service: Service) -> None:
     store = CloudStore.from_uri(service.uri(service.new_place()))
     store.put("a", DATA)
     before = _open_files()
-    for i in range(200):
+    for count in [*range(100), *[len(DATA)] * 10]:
         body = store.open("a")
-        body.readinto(memoryview(bytearray(i)))
+        body.readinto(memoryview(bytearray(count)))
     del body
     gc.collect()
     assert _open_files() <= before
+
+
+def test_errors_leave_no_connection_open(service: Service) -> None:
+    store = CloudStore.from_uri(service.uri(service.new_place()))
+    store.put("a", DATA)
+    body = store.open("a")
+    before = _open_files()
+    for _ in range(100):
+        with pytest.raises(KeyNotFound):
+            store.open("missing")
+    assert _open_files() == before + 1  # one, used again and again
+    body.close()
+    assert _open_files() == before
 
 
 def test_a_store_that_is_dropped_closes_its_idle_connections(service: Service) -> None:

@@ -27,7 +27,7 @@ class FileBody:
     def __init__(self, fd: int, uri: str, key: str) -> None:
         self._uri, self._key = uri, key
         try:
-            self._file = FileIO(fd)  # closes it, whatever happens to us
+            self._file = FileIO(fd)
         except OSError as exc:  # a folder
             os.close(fd)
             raise translated(exc, "read", uri, key) from exc
@@ -47,6 +47,10 @@ class FileBody:
 
     def close(self) -> None:
         self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
 
 
 def read(fd: int, start: int, length: int | None, *, may_map: bool) -> Buffer:

@@ -107,6 +107,10 @@ class SocketBody:
         else:
             self._let_go(connection)
 
+    def __del__(self) -> None:
+        if self._connection is not None:  # not kept: the lock that takes may be held by the very thread this runs in
+            self._connection.close()
+
 
 class StraightReader:
     """Opens bodies by signed addresses. Shared by threads; connections are kept and used again."""
