@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -171,6 +172,44 @@ def test_a_body_that_stays_out_is_unavailable(either: tuple[ScriptedS3, CloudSto
     assert (caught.value.uri, caught.value.key) == (store.uri, "a")
     body.close()
     assert read(store) == DATA
+
+
+@pytest.mark.slow
+def test_a_body_that_comes_slowly_is_waited_for(either: tuple[ScriptedS3, CloudStore]) -> None:
+    """In one piece that takes three times as long as the store would wait for the next byte."""
+    server, _ = either
+    store = CloudStore(either[1].address, replace(either[1]._settings, read_timeout_s=1.0))
+
+    def slowly(connection: socket.socket) -> bool:
+        answer = server.whole()
+        for start in range(0, len(answer), 100_000):
+            connection.sendall(answer[start : start + 100_000])
+            server.is_over.wait(0.15)
+        return True
+
+    server.scripts.append(slowly)
+    with closing(store.open("a")) as body:
+        room = bytearray(body.size)
+        body.readinto(memoryview(room))
+    assert room == DATA
+    assert server.others == 0
+
+
+def test_an_answer_that_comes_in_crumbs_is_read(either: tuple[ScriptedS3, CloudStore]) -> None:
+    server, store = either
+
+    def in_crumbs(connection: socket.socket) -> bool:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answer = server.whole()
+        for i in range(300):
+            connection.sendall(answer[i : i + 1])
+        connection.sendall(answer[300:])
+        return True
+
+    server.scripts.append(in_crumbs)
+    assert read(store) == read(store) == DATA
+    assert len(set(server.straight)) == 1
+    assert server.others == 0
 
 
 def test_a_body_that_breaks_off_is_unavailable(either: tuple[ScriptedS3, CloudStore]) -> None:
