@@ -27,11 +27,10 @@ _ROW = 4096
 
 def squares_and_check(values: F32) -> tuple[float, str]:
     """The sum of squares of the values, and the XXH3-64 of their bytes."""
-    state, total = xxhash.xxh3_64(), 0.0
+    state, total, raw = xxhash.xxh3_64(), 0.0, as_bytes(values)
     for start in range(0, values.size, TILE):
-        tile = values[start : start + TILE]
-        state.update(as_bytes(tile))
-        total += sum_of_squares(tile)
+        state.update(raw[4 * start : 4 * (start + TILE)])
+        total += sum_of_squares(values[start : start + TILE])
     return total, state.hexdigest()
 
 
@@ -98,10 +97,12 @@ def _rows_dot(rows: F32) -> F32:
 
 def sum_of_squares(values: F32) -> float:
     """Not finite if a value is not finite. Exact enough for a norm, and one pass at the speed of memory."""
-    rows = values.size // _ROW
-    head, tail = values[: rows * _ROW].reshape(rows, _ROW), values[rows * _ROW :]
+    split, total = values.size // _ROW * _ROW, 0.0
     with quiet():
-        total = float(_rows_dot(head).sum(dtype=np.float64)) + float(np.einsum("i,i->", tail, tail))
+        if split:
+            total += float(_rows_dot(values[:split].reshape(-1, _ROW)).sum(dtype=np.float64))
+        if split < values.size:
+            total += float(np.einsum("i,i->", values[split:], values[split:]))
         if not math.isfinite(total) or total < 1e-30:  # squares of large or small values do not fit in float32
             total = float(np.square(values, dtype=np.float64).sum())
     return total
