@@ -74,6 +74,31 @@ def test_a_run_with_a_quorum_goes_on_without_what_was_kept(is_started_again: boo
     assert report.left_out > 0
 
 
+def test_a_dead_owner_is_waited_for_once_and_not_with_each_of_its_chunks() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    few = replace(FAST, connections=3, hold_back=False)
+    toys = [Toy(r, 4, clock, rounds=4, quorum=LOOSE, size=60 * 1024, tuning=few) for r in range(4)]
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+
+    def is_late_mean(op: Op) -> bool:
+        is_mean = isinstance(op, Create) and "/0000000002/mean/" in op.key
+        return is_mean and bool(list(store.list(RoundKeys("toy").offer(2, 0, 0))))
+
+    simulation.before = lambda name, _, op: "kill" if name == "r0" and is_late_mean(op) else None
+    simulation.run()
+    assert simulation.killed == ["r0"]
+    means = store.list(RoundKeys("toy").round_prefix(2) + "mean/")
+    missing = 15 - sum(int(key.rpartition("/")[2]) % 4 == 0 for key in means)
+    simulation.before, began = None, clock.monotonic()
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert missing > 6
+    waits = FAST.patience_s + 2 * LOOSE.grace_s  # for its means; then for its offer of the last round
+    assert clock.monotonic() - began < 2 * waits
+
+
 @dataclass
 class Stubborn(Toy):
     """Tries a round that failed again, with what it has trained by then."""

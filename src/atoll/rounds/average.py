@@ -101,13 +101,15 @@ def _fits(work: Averaging, parts: tuple[str | None, ...], chunk: int) -> bool:
 
 def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) -> Steps[None]:
     """Take a chunk of the mean from the store, or compute it when that takes too long."""
-    member = work.member
+    member, owner = work.member, work.party.owner(chunk)
     pauses = member.pauses()
     waited_s = 0.0
     while True:
         if (yield from _take(work, chunk)):
+            work.silent.discard(owner)
             return
-        if waited_s >= member.tuning.patience_s:
+        if waited_s >= member.tuning.patience_s or (waited_s == 0.0 and owner in work.silent):
+            work.silent.add(owner)
             yield from _mend(work, chunk)
             try:
                 if (yield from _publish(work, chunk)):
@@ -119,7 +121,7 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
             raise trouble or CorruptUpdate(
                 f"chunk {chunk} of the mean did not come in {work.deadline_s:g} s",
                 round_no=work.commit.round_no,
-                rank=work.party.owner(chunk),
+                rank=owner,
                 check="missing",
             )
         pause = min(next(pauses), max(0.0, work.time_left_s))

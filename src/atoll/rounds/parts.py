@@ -48,6 +48,8 @@ class Averaging:
     foreseen: dict[int, Foreseen] = field(default_factory=dict)
     heard_at: dict[int, float] = field(default_factory=dict)
     """Rank → when it was last seen to have written what it had held back."""
+    silent: set[int] = field(default_factory=set)
+    """Ranks that were waited for in vain: not again with each of their chunks."""
 
     def __post_init__(self) -> None:
         self.grid: Grid = self.member.grid(self.commit.fragment)
