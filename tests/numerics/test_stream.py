@@ -188,6 +188,7 @@ def test_fragments_are_whole_tensors_of_about_equal_size():
         ({"delay": -1}, "delay=-1"),
         ({"delay": 1.5}, "delay=1.5"),
         ({"alpha": 1.5}, "alpha=1.5: from 0"),
+        ({"alpha": 0.0, "delay": 6}, "whatever is trained would be dropped"),
         ({"eager": True, "delay": 0}, "eager"),
         ({"eager": True, "alpha": 0.5}, "eager keeps"),
         ({"fragments": 6}, "fragments=6: the model has 4 tensors"),

@@ -80,6 +80,8 @@ def _problems(inner_steps: int, fragments: int, delay: int | None, alpha: float 
         found.append(f"delay={delay}: a whole number from 0 to {most}, because one round is under way at a time")
     if alpha is not None and not (isinstance(alpha, int | float) and 0 <= alpha <= 1):
         found.append(f"alpha={alpha}: from 0 (take the agreed weights) to 1 (keep the own)")
+    if alpha == 0 and delay == inner_steps and fragments == 1 and not eager:
+        found.append(f"alpha=0: with delay={delay}, all of inner_steps, whatever is trained would be dropped again")
     if eager and delay == 0:
         found.append("eager: with delay=0 nothing has to stand in for the mean")
     if eager and alpha is not None:
