@@ -35,10 +35,10 @@ def begin(
     wanted = replace(wanted, initial=blobs.describe(0, initial))
     agreement = yield from _await_first(io, keys, rank, tuning)
     if agreement is None:
-        if wanted.chunk == ANY_CHUNK:
-            wanted = replace(wanted, chunk=(yield from _good_chunk(io, keys, wanted)))
+        chunk = wanted.chunk or (yield from _good_chunk(io, keys, wanted))
         yield from blobs.write_blob(io, keys, wanted.initial, initial)
-        yield from io.create(keys.agreement(), wanted.seal())
+        # Another may propose at the same moment, and another size: who wanted any takes the one that stands.
+        yield from io.create(keys.agreement(), replace(wanted, chunk=chunk).seal())
         agreement = yield from io.read(keys.agreement(), Agreement.open)
     refuse_differences(agreement, wanted, rank)
     if agreement.initial.digest == wanted.initial.digest:
