@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds_simulator import Simulation
 from rounds_toy import FAST, Toy, commits, events, fault_free, run_all
 
 from atoll.stores.memory import MemoryStore
@@ -51,6 +52,18 @@ def test_lossy_codecs_still_give_every_replica_the_same_bits() -> None:
         assert len(set(run_all(toys, MemoryStore()).values())) == 1
 
 
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_replicas_that_expect_different_ways_of_exchanging_end_with_the_same_bits(codec: str) -> None:
+    """Tuning need not be equal everywhere, so whoever commits may choose another way than others had prepared for."""
+    clock, store = FakeClock(), MemoryStore()
+    whole = replace(FAST, bandwidth_bytes_s=1e12, latency_s=1.0)
+    toys = [Toy(rank, 3, clock, rounds=5, codec=codec, size=9000) for rank in range(3)]
+    for toy in toys:
+        toy.tuning = whole if toy.rank == 1 else replace(FAST, hold_back=False)
+    assert len(set(run_all(toys, store).values())) == 1
+    assert clock.monotonic() < FAST.patience_s, "means that were foreseen in another way are published all the same"
+
+
 def test_replicas_with_different_seeds_start_from_the_first_ones_weights() -> None:
     clock, store = FakeClock(), MemoryStore()
     toys = [Toy(rank, 2, clock, seed=10 * rank, rounds=0) for rank in range(2)]
@@ -92,3 +105,20 @@ def test_when_several_propose_initial_weights_all_take_the_first(seed: int) -> N
     finals = set(run_all(toys, store, lambda n: rng.randrange(n)).values())
     assert len(finals) == 1
     assert finals <= {b"".join(toy.initial()) for toy in toys}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_when_several_choose_a_chunk_size_all_take_the_first(seed: int) -> None:
+    """One of them is near the store and wants few chunks; the others are not, and want more."""
+    rng, clock, inner = random.Random(seed), FakeClock(), MemoryStore()
+    far = FaultyStore(inner, clock=clock)
+    far.delay(0.01, "get")
+    hasty = replace(FAST, init_patience_s=0.0)
+    toys = [Toy(rank, 3, clock, size=5_000_000, chunk=0, tuning=hasty) for rank in range(3)]
+    protocols = [toy.protocol() for toy in toys]
+    simulation = Simulation(clock, lambda n: rng.randrange(n))
+    for toy, protocol in zip(toys, protocols, strict=True):
+        simulation.start(f"r{toy.rank}", protocol.join(toy.initial()), inner if toy.rank == 0 else far)
+    simulation.run()
+    simulation.results()
+    assert len({protocol.member.agreement.chunk for protocol in protocols}) == 1

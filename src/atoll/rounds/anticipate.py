@@ -101,7 +101,8 @@ def _average(turn: Turn, chunk: int, parts: list[_Part]) -> Steps[None]:
             return
     if turn.is_separate and reduced.values is not room:
         turn.sink.write(start, reduced.values)
-    turn.foreseen[chunk] = Foreseen(party.id, reduced.parts, None if turn.is_separate else reduced.values)
+    values = None if turn.is_separate else reduced.values
+    turn.foreseen[chunk] = Foreseen(party.id, turn.mode, reduced.parts, values)
 
 
 def _reduced(turn: Turn, chunk: int, party: Party, parts: list[_Part], out: F32) -> Reduced | None:

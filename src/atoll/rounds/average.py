@@ -88,7 +88,8 @@ def _own(work: Averaging, chunk: int) -> Steps[None]:
 
 
 def _came_true(work: Averaging, foreseen: Foreseen, chunk: int) -> bool:
-    return foreseen.party == work.party.id and _fits(work, foreseen.parts, chunk)
+    is_it = (foreseen.party, foreseen.mode) == (work.party.id, work.commit.mode)
+    return is_it and _fits(work, foreseen.parts, chunk)
 
 
 def _fits(work: Averaging, parts: tuple[str | None, ...], chunk: int) -> bool:

@@ -26,6 +26,8 @@ class Foreseen:
     """A chunk that was averaged before the commit was known: right if the commit is what was expected."""
 
     party: str
+    mode: str
+    """Means that are exchanged are rounded by their codec; means that each makes for itself are not."""
     parts: tuple[str | None, ...]
     values: F32 | None
     """None when they are in the sink already."""
