@@ -1,22 +1,28 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds_simulator import Simulation
-from rounds_toy import FAST, Toy, commits, fault_free
+from rounds_toy import FAST, Toy, commits, fault_free, update_of
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.chunks import MeanName
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid
-from atoll.rounds.ops import Create, Get
+from atoll.rounds.ops import Create, Get, Op
 from atoll.rounds.party import Party
-from atoll.rounds.quorum import at_least
+from atoll.rounds.protocol import RoundProtocol
+from atoll.rounds.quorum import Quorum, at_least, strict
+from atoll.rounds.seal import digest
+from atoll.rounds.vectors import Parts
+from atoll.stores.base import Body, Buffer, BufferBody
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 
@@ -231,3 +237,77 @@ def test_a_mean_made_of_other_updates_than_the_committed_ones_is_not_taken() -> 
     late.start("late", toys[2].again(attempt=1).train(), inner)
     late.run()
     assert late.results()["late"] == final
+
+
+@dataclass
+class InPlace(Toy):
+    """The mean takes the place of the update."""
+
+    def advance(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+        update, weight = update_of(self.rank, round_no, self.state)
+        place = Parts([update])
+        outcome = yield from protocol.exchange(round_no, place, place, weight=weight, base=digest(self.state.data))
+        self.apply(update)
+        return round_no + 1 if outcome.is_included else (yield from self.catch_up(protocol, round_no + 1))
+
+
+class SpoiledFor(MemoryStore):
+    """One replica's view of a store: until then, the last bytes of what matches arrive as garbage."""
+
+    def __init__(
+        self, inner: MemoryStore, clock: FakeClock, until_s: float, *, opened: str, read: str = "nothing"
+    ) -> None:
+        super().__init__()
+        self._shelf, self._clock, self._until_s = inner._shelf, clock, until_s
+        self._opened, self._read, self.spoiled = opened, read, 0
+
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        return self._spoil(super().get(key, start=start, length=length), self._read in key)
+
+    def open(self, key: str) -> Body:
+        return BufferBody(self._spoil(super().get(key), self._opened in key or self._read in key))
+
+    def _spoil(self, data: Buffer, is_meant: bool) -> bytes:
+        is_spoiled = is_meant and self._clock.monotonic() < self._until_s
+        self.spoiled += is_spoiled
+        return bytes(data[:-400]) + b"\xff" * 400 if is_spoiled else bytes(data)
+
+
+@pytest.mark.parametrize("hold_back", [False, True])
+@pytest.mark.parametrize("quorum", [strict(deadline_s=600.0), at_least(3, grace_s=5.0, deadline_s=600.0)])
+def test_a_bad_mean_in_the_place_of_our_update_is_not_written_as_our_update(quorum: Quorum, hold_back: bool) -> None:
+    """Rank 1 reads nothing right for a while: neither the means, which lie over its update, nor its own chunks."""
+    clock, inner = FakeClock(), MemoryStore()
+    tuning = replace(FAST, hold_back=hold_back)
+    toys = [InPlace(r, 3, clock, rounds=4, size=9000, quorum=quorum, tuning=tuning, seed=-r) for r in range(3)]
+    bad = SpoiledFor(inner, clock, 25.0, opened="/0000000002/mean/", read="/0000000002/update/00001")
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), bad if toy.rank == 1 else inner)
+    simulation.run()
+    assert set(simulation.results().values()) == {fault_free(toys)}
+    assert bad.spoiled > 10
+
+
+def test_a_bad_mean_does_not_take_the_place_of_the_only_copy_of_our_update() -> None:
+    """Others have made a mean without what rank 1 kept; it comes back and reads that mean wrong for a while."""
+    clock, inner = FakeClock(), MemoryStore()
+    quorum = at_least(2, grace_s=5.0, deadline_s=300.0)
+    few = replace(FAST, connections=2)
+    toys = [InPlace(r, 3, clock, rounds=4, size=9000, quorum=quorum, tuning=few) for r in range(3)]
+    bad = SpoiledFor(inner, clock, 80.0, opened="/0000000002/mean/")
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), bad if toy.rank == 1 else inner)
+
+    def is_mean(op: Op) -> bool:
+        return isinstance(op, Create) and "/0000000002/mean/" in op.key and len(commits(inner)) > 2
+
+    simulation.before = lambda name, _, op: "pause" if name == "r1" and is_mean(op) else None
+    simulation.run(until=lambda: len(toys[0].history) > 2 and len(toys[2].history) > 2)
+    assert simulation.paused == {"r1"}
+    simulation.paused, simulation.before = set(), None
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert bad.spoiled > 10
+    assert clock.monotonic() < 200.0

@@ -27,6 +27,7 @@ from atoll.rounds.parts import (
     is_released,
     joined,
     offer_of,
+    own_chunk,
     read_part,
     release,
 )
@@ -140,7 +141,9 @@ def _mend(work: Averaging, chunk: int) -> Steps[None]:
     try:
         yield from read_part(work, work.ours, chunk)
     except (CorruptUpdate, LeftBehind):
-        yield from release(work, chunk)
+        # Where the mean takes the place of the update, one that came damaged may lie there instead.
+        if own_chunk(work.member, work.ours, work.source, chunk) is not None:
+            yield from release(work, chunk)
 
 
 def _publish(work: Averaging, chunk: int) -> Steps[bool]:
@@ -211,7 +214,7 @@ def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
     how = codec(work.member.agreement.mean_codec)
     start, stop = work.grid.span(chunk)
     room = work.room(start, stop)
-    if how.name == "fp32" and room is not None:
+    if how.name == "fp32" and room is not None and not _is_only_copy(work, chunk):
         for first in range(0, room.size, fused.TILE):
             incoming.read(first, room[first : first + fused.TILE])
         return incoming.check == check
@@ -223,6 +226,11 @@ def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
     else:
         how.decode_into(payload, room)
     return True
+
+
+def _is_only_copy(work: Averaging, chunk: int) -> bool:
+    """Whether our part of a chunk is nowhere but in our memory, where the mean may have to take its place."""
+    return work.ours is not None and work.ours.is_held(chunk) and work.party.owner(chunk) == work.member.rank
 
 
 def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
