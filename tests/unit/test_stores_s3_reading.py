@@ -178,6 +178,26 @@ def test_after_three_unusual_answers_in_a_row_the_straight_way_is_left_for_a_whi
     assert asked(proxy) == ["address", "GET header"] * 3 + ["GET header"] * 2
 
 
+def test_after_three_bodies_in_a_row_that_broke_off_the_straight_way_is_left_for_a_while(
+    store: CloudStore, proxy: FaultProxy
+) -> None:
+    """Something on the way may let answers begin and never end; obstore goes on where a body broke off."""
+    cut = lambda body: body[: len(body) // 2]  # noqa: E731
+
+    def break_off(times: int) -> None:
+        proxy.faults.append(Fault(signed, times=times, spoil=cut))
+        for _ in range(times):
+            with pytest.raises(StoreUnavailable):
+                read(store)
+
+    break_off(2)
+    assert read(store) == DATA
+    break_off(3)
+    proxy.requests.clear()
+    assert [read(store) for _ in range(2)] == [DATA] * 2
+    assert asked(proxy) == ["GET header"] * 2
+
+
 def test_the_straight_way_is_tried_again_after_a_minute(service: Service, proxy: FaultProxy) -> None:
     clock = FakeClock()
     uri = service.uri(service.new_place(), endpoint=proxy.url)

@@ -28,7 +28,7 @@ from atoll.stores._cloud_client import CloudSettings, ca_file_of
 _MOST_HEAD_BYTES = 1 << 16
 _MOST_IDLE = 64
 _ENOUGH = 3
-"""After so many answers in a row that were not for us, we stop asking,"""
+"""After so many answers in a row that were not for us, or did not come to their end, we stop asking,"""
 _REST_S = 60.0
 """for so long: the service may only have been down."""
 TIMED_OUT = (TimeoutError, BlockingIOError)
@@ -59,11 +59,16 @@ class SocketBody:
     """A body on its way. The connection goes back to those that can be used again once all of it has been read."""
 
     def __init__(
-        self, connection: socket.socket, head: Head, size: int, let_go: Callable[[socket.socket], None]
+        self,
+        connection: socket.socket,
+        head: Head,
+        size: int,
+        let_go: Callable[[socket.socket], None],
+        break_off: Callable[[], None],
     ) -> None:
         self._connection: socket.socket | None = connection
         self._more = memoryview(head.more)
-        self._let_go = let_go
+        self._let_go, self._break_off = let_go, break_off
         self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
         self.size = self._left = size
         self.uri = self.key = ""
@@ -77,6 +82,7 @@ class SocketBody:
             self._fill(self._connection, buffer)
         except OSError as exc:
             self.close()
+            self._break_off()
             why = "no bytes came for too long" if isinstance(exc, TIMED_OUT) else exc
             raise self._unavailable(f"did not come to its end: {why}") from exc
         except BaseException:  # Ctrl-C, say: some bytes were taken and nobody knows how many
@@ -139,15 +145,17 @@ class StraightReader:
             if isinstance(exc, TIMED_OUT) and self._has_no_more_patience:
                 raise StoreUnavailable(f"cannot read `{key}` in {uri}: no answer in time", uri=uri, key=key) from exc
         if isinstance(found, SocketBody):
-            self._failures = 0
             found.uri, found.key = uri, key
             return found
         if found == b"NoSuchKey":
             self._failures = 0
             raise KeyNotFound(key, uri=uri)
+        self._fail()
+        return None
+
+    def _fail(self) -> None:
         self._failures += 1
         self._rest_until = self._clock.monotonic() + _REST_S
-        return None
 
     @property
     def _has_no_more_patience(self) -> bool:
@@ -182,12 +190,14 @@ class StraightReader:
             raise
 
         def let_go(used: socket.socket) -> None:
+            if head.status == 200:
+                self._failures = 0  # it has come to its end
             if head.is_last:
                 used.close()
             else:
                 self._keep(place, used)
 
-        body = SocketBody(connection, head, head.size, let_go)
+        body = SocketBody(connection, head, head.size, let_go, self._fail)
         return body if head.status == 200 else _refusal(head.status, body)
 
     def _connect(self, scheme: str, host: str, port: int | None) -> socket.socket:
