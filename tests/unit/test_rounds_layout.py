@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import itertools
 
 import numpy as np
@@ -53,8 +55,10 @@ def test_chunks_cover_every_element_once(size: int, thousands: int) -> None:
 def test_a_grid_has_no_chunk_beyond_its_last_and_no_odd_chunk_size() -> None:
     with pytest.raises(IndexError):
         Grid(10, 1024).span(1)
-    with pytest.raises(InvalidSpec):
-        Grid(10, 1000)
+    odd: list[Any] = [1000, -1024, 1024.0, "1024"]
+    for chunk in odd:
+        with pytest.raises(InvalidSpec, match="a multiple of 1024"):
+            Grid(10, chunk)
 
 
 @given(st.integers(0, 10**11))

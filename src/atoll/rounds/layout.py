@@ -104,8 +104,9 @@ class Grid:
     chunk: int
 
     def __post_init__(self) -> None:
-        if self.size < 0 or self.chunk <= 0 or self.chunk % CHUNK_MULTIPLE:
-            raise InvalidSpec("chunk grid", [f"chunk={self.chunk}: a multiple of {CHUNK_MULTIPLE} above 0"])
+        is_whole = isinstance(self.chunk, int)
+        if self.size < 0 or not is_whole or self.chunk <= 0 or self.chunk % CHUNK_MULTIPLE:
+            raise InvalidSpec("chunk grid", [f"chunk={self.chunk!r}: a multiple of {CHUNK_MULTIPLE} above 0"])
 
     def __len__(self) -> int:
         return (self.size + self.chunk - 1) // self.chunk
