@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.rounds import kernels
 from atoll.rounds.codec import F32
-from atoll.rounds.codec_tiles import TiledCodec
+from atoll.rounds.codec_tiles import Laid, TiledCodec
 from atoll.rounds.kernels import U16
 
 _WIRE = np.dtype("<u2")
@@ -31,7 +31,7 @@ def from_bf16_bits(bits: U16) -> F32:
     return values
 
 
-class _Halves:
+class _Halves(Laid):
     def __init__(self, payload: memoryview) -> None:
         self._bits = np.frombuffer(payload, dtype=_WIRE)
 
@@ -46,8 +46,11 @@ class _Halves:
             out[:] = native
 
     def read(self, start: int, room: F32) -> F32:
-        kernels.from_bf16(self._bits[start : start + room.size], room)
+        kernels.current().from_bf16(self._bits[start : start + room.size], room)
         return room
+
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
+        kernels.current().add_bf16(self._bits[start : start + total.size], total, factor)
 
 
 class Bf16(TiledCodec):

@@ -21,8 +21,8 @@ from atoll.errors import CorruptUpdate
 from atoll.rounds import kernels
 from atoll.rounds.codec import F32
 from atoll.rounds.codec_bf16 import from_bf16_bits
-from atoll.rounds.codec_tiles import TiledCodec
-from atoll.rounds.kernels import U16
+from atoll.rounds.codec_tiles import Laid, TiledCodec
+from atoll.rounds.kernels import U8, U16
 
 _WIRE = np.dtype("<u2")
 _NAN = 0x7FC0
@@ -95,11 +95,49 @@ class BlockCodec(TiledCodec):
         return bound.reshape(values.shape)
 
 
-class _Scaled:
+class PlainBlocks:
+    """The `BlockKernel` of any such codec, with numpy alone. At most a tile at once."""
+
+    def __init__(self, how: BlockCodec) -> None:
+        self._how = how
+
+    def write(self, values: F32, scales: U16, codes: U8) -> None:
+        how, room = self._how, kernels.scratch.values[: values.size]
+        np.bitwise_and(values.view(np.int32), 0x7FFFFFFF, out=room.view(np.int32))
+        found = how.scales(how.peaks(room))
+        scales[:] = found
+        self._multiples(values, found, room)
+        how.pack(room.view(np.int32), codes)
+
+    def read(self, scales: U16, codes: U8, out: F32) -> None:
+        self._how.unpack(codes, out)
+        steps = from_bf16_bits(scales)
+        steps *= np.float32(self._how.unit)
+        self._how.multiply(out, steps, out)
+
+    def add(self, scales: U16, codes: U8, total: F32, factor: np.float32 | None) -> None:
+        values = kernels.scratch.values[: total.size]
+        with kernels.quiet():
+            self.read(scales, codes, values)
+        kernels.add(total, values, factor)
+
+    def _multiples(self, values: F32, scales: U16, out: F32) -> None:
+        """Fill `out` with floats that have the codes in their low bits."""
+        steps = from_bf16_bits(scales)
+        inverse = np.divide(np.float32(1), steps, out=np.zeros_like(steps), where=steps > 0)
+        self._how.multiply(values, inverse, out)
+        magic = np.float32(_MAGIC + self._how.offset)
+        np.add(out, magic, out=out)
+        for bad in np.flatnonzero(scales == _NAN) * self._how.block:
+            out[bad : bad + self._how.block] = magic
+
+
+class _Scaled(Laid):
     """A payload as scales and codes."""
 
     def __init__(self, how: BlockCodec, payload: memoryview, count: int) -> None:
         self._how = how
+        self._kernel = kernels.current().blocks(how.name) or PlainBlocks(how)
         split = 2 * how.blocks(count)
         self._scales = np.frombuffer(payload[:split], dtype=_WIRE)
         self._codes = np.frombuffer(payload[split:], dtype=np.uint8)
@@ -114,35 +152,19 @@ class _Scaled:
             raise CorruptUpdate(message, check="scale")
 
     def write(self, start: int, values: F32) -> None:
-        how, first = self._how, start // self._how.block
-        room = kernels.scratch.values[: values.size]
-        np.bitwise_and(values.view(np.int32), 0x7FFFFFFF, out=room.view(np.int32))
-        scales = how.scales(how.peaks(room))
-        self._scales[first : first + scales.size] = scales
-        self._multiples(values, scales, room)
-        how.pack(room.view(np.int32), self._part(start, values.size))
+        self._kernel.write(values, *self._part(start, values.size))
 
     def read(self, start: int, room: F32) -> F32:
-        self._how.unpack(self._part(start, room.size), room)
-        first = start // self._how.block
-        steps = from_bf16_bits(self._scales[first : first + self._how.blocks(room.size)])
-        steps *= np.float32(self._how.unit)
-        self._how.multiply(room, steps, room)
+        self._kernel.read(*self._part(start, room.size), room)
         return room
 
-    def _multiples(self, values: F32, scales: U16, out: F32) -> None:
-        """Fill `out` with floats that have the codes in their low bits."""
-        steps = from_bf16_bits(scales)
-        inverse = np.divide(np.float32(1), steps, out=np.zeros_like(steps), where=steps > 0)
-        self._how.multiply(values, inverse, out)
-        magic = np.float32(_MAGIC + self._how.offset)
-        np.add(out, magic, out=out)
-        for bad in np.flatnonzero(scales == _NAN) * self._how.block:
-            out[bad : bad + self._how.block] = magic
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
+        self._kernel.add(*self._part(start, total.size), total, factor)
 
-    def _part(self, start: int, count: int) -> NDArray[np.uint8]:
-        first = self._how.code_bytes(start)
-        return self._codes[first : first + self._how.code_bytes(count)]
+    def _part(self, start: int, count: int) -> tuple[U16, U8]:
+        how = self._how
+        block, code = start // how.block, how.code_bytes(start)
+        return self._scales[block : block + how.blocks(count)], self._codes[code : code + how.code_bytes(count)]
 
 
 def _bits(scale: float) -> int:

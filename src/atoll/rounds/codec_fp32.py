@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from atoll.rounds import kernels
 from atoll.rounds.codec import F32, as_bytes, check_length
-from atoll.rounds.codec_tiles import TiledCodec
+from atoll.rounds.codec_tiles import Laid, TiledCodec
 from atoll.stores.base import Buffer
 
 _WIRE = np.dtype("<f4")
 
 
-class _Floats:
+class _Floats(Laid):
     def __init__(self, payload: memoryview) -> None:
         self._floats = np.frombuffer(payload, dtype=_WIRE)
 

@@ -18,13 +18,19 @@ from atoll.stores.base import Buffer
 
 
 class Laid(Opened, Protocol):
-    """A payload as arrays, to be written or read."""
+    """A payload as arrays, to be written or read. Codecs inherit it, and `add` if they have no better one."""
 
     def check(self) -> None:
         """Raise `CorruptUpdate` if no finite values are written like this."""
         ...
 
     def write(self, start: int, values: F32) -> None: ...
+
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
+        """Add the values from `start` on to a tile, as `Codec.add_into` does."""
+        with kernels.quiet():
+            values = self.read(start, kernels.scratch.values[: total.size])
+        kernels.add(total, values, factor)
 
 
 class TiledCodec(ABC):
@@ -76,9 +82,6 @@ class TiledCodec(ABC):
                     np.copyto(room, values)
 
     def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
-        laid, room = self.open(payload, total.size), kernels.scratch.values
+        laid = self.open(payload, total.size)
         for start in range(0, total.size, TILE):
-            part = total[start : start + TILE]
-            with kernels.quiet():
-                values = laid.read(start, room[: part.size])
-            kernels.add(part, values, factor)
+            laid.add(start, total[start : start + TILE], factor)

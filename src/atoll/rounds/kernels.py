@@ -1,7 +1,8 @@
 """The arithmetic on large arrays that codecs, sums and outer steps are made of, and the place to plug in a faster one.
 
-numpy does most of it at the speed of memory once it works in tiles that stay in the cache. Two operations it has no
-instruction for; code that has torch gives them to `use`. Whoever computes, the bits are the same.
+`native` has all of it compiled, where a compiler was at hand when Atoll was installed. numpy does it otherwise, in
+tiles that stay in the cache; code that has torch gives torch's for what numpy has no instruction for to `use`. Whoever
+computes, the bits are the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 F32: TypeAlias = NDArray[np.float32]
 U16: TypeAlias = NDArray[np.uint16]
+U8: TypeAlias = NDArray[np.uint8]
 
 TILE = 1 << 18
 """Elements worked on at once; a multiple of every codec's block."""
@@ -25,6 +27,18 @@ _SMALLEST_NORMAL = 2.0**-126
 _FMA_TILE = 1 << 15  # its float64 intermediates are many
 
 
+class BlockKernel(Protocol):
+    """A codec of whole multiples (`codec_blocks`), a tile at a time: scales are bfloat16 bits, codes as on the wire."""
+
+    def write(self, values: F32, scales: U16, codes: U8) -> None: ...
+
+    def read(self, scales: U16, codes: U8, out: F32) -> None: ...
+
+    def add(self, scales: U16, codes: U8, total: F32, factor: np.float32 | None) -> None:
+        """As `Codec.add_into`."""
+        ...
+
+
 class Kernels(Protocol):
     """What may be done by something faster than numpy. Arrays are contiguous and any length; nothing is allocated."""
 
@@ -34,8 +48,20 @@ class Kernels(Protocol):
         """The bfloat16 bit patterns nearest to the values, ties to even. NaN becomes some NaN."""
         ...
 
+    def from_bf16(self, bits: U16, out: F32) -> None:
+        """The float32 values of bfloat16 bit patterns; exact."""
+        ...
+
+    def add_bf16(self, bits: U16, total: F32, factor: np.float32 | None = None) -> None:
+        """`total += values`, or `total += factor * values` with both operations rounded."""
+        ...
+
     def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
         """`out = a * b + c` rounded once. `out` may be `a` or `c`."""
+        ...
+
+    def blocks(self, codec: str) -> BlockKernel | None:
+        """What is faster than the codec's own numpy, if there is something."""
         ...
 
 
@@ -48,10 +74,23 @@ class NumpyKernels:
         for start in range(0, values.size, TILE):
             _to_bf16_tile(values[start : start + TILE], out[start : start + TILE])
 
+    def from_bf16(self, bits: U16, out: F32) -> None:
+        from_bf16(bits, out)
+
+    def add_bf16(self, bits: U16, total: F32, factor: np.float32 | None = None) -> None:
+        for start in range(0, total.size, TILE):
+            part = total[start : start + TILE]
+            values = scratch.values[: part.size]
+            from_bf16(bits[start : start + TILE], values)
+            add(part, values, factor)
+
     def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
         for start in range(0, a.size, _FMA_TILE):
             tile = slice(start, start + _FMA_TILE)
             out[tile] = _fma_tile(a[tile], b, c[tile])
+
+    def blocks(self, codec: str) -> BlockKernel | None:  # noqa: ARG002
+        return None
 
 
 def aligned(count: int, dtype: type[Any] = np.float32) -> NDArray[Any]:
@@ -72,10 +111,14 @@ class _Scratch(local):
 
 scratch = _Scratch()
 NUMPY = NumpyKernels()
-_current: Kernels = NUMPY
+_current: Kernels | None = None
 
 
 def current() -> Kernels:
+    """Those in use: the ones of `use`, or from the first call on the fastest there are without torch."""
+    global _current
+    if _current is None:
+        _current = _fastest()
     return _current
 
 
@@ -83,6 +126,15 @@ def use(kernels: Kernels) -> None:
     """Compute with these from now on, in every thread."""
     global _current
     _current = kernels
+
+
+def _fastest() -> Kernels:
+    from atoll.rounds import native  # here and not above: `import atoll` loads no library
+
+    try:
+        return native.load()
+    except native.NotUsable:
+        return NUMPY
 
 
 def quiet() -> np.errstate:

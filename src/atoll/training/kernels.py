@@ -19,7 +19,7 @@ from atoll.rounds.kernels import F32, U16
 _PIECE = 31 << 10  # torch shares out work from 32 Ki elements on
 
 
-class TorchKernels:
+class TorchKernels(kernels.NumpyKernels):
     """The same bits as numpy for finite values; what is not finite stays so."""
 
     name = "torch"
@@ -35,10 +35,13 @@ class TorchKernels:
 
 
 def install() -> bool:
-    """Use torch from now on, if it computes what numpy computes. Says whether it does."""
-    if is_right := _agrees_with_numpy():
+    """Use torch instead of numpy from now on, if it computes what numpy computes. Says whether torch is used.
+
+    Compiled kernels stay: they are as fast as memory already.
+    """
+    if kernels.current().name == kernels.NUMPY.name and _agrees_with_numpy():
         kernels.use(TorchKernels())
-    return is_right
+    return kernels.current().name == TorchKernels.name
 
 
 @cache
