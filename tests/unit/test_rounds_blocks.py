@@ -15,6 +15,8 @@ from atoll.rounds.codec import codec
 from atoll.rounds.codec_blocks import BlockCodec
 from atoll.rounds.kernels import TILE
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 NAMES = ["int8", "int4"]
 every = pytest.mark.parametrize("name", NAMES)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -10,6 +10,8 @@ from atoll.errors import CorruptUpdate, UnknownName
 from atoll.rounds.codec import codec, codec_names, recommended_mean
 from atoll.rounds.codec_bf16 import from_bf16_bits, to_bf16_bits
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 floats = hnp.arrays(
     np.float32, st.integers(0, 300), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
 )

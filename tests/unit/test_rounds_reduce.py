@@ -11,6 +11,8 @@ from atoll.errors import CorruptUpdate
 from atoll.rounds.codec import codec, codec_names
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite, weighted_mean
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 counts = st.integers(1, 9)
 
 

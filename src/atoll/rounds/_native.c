@@ -12,8 +12,9 @@
 #define API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* One build for every x86-64: the loader picks the version that the processor has. Needs the loader of glibc. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+/* One build for every x86-64: the loader picks the version that the processor has. Needs the loader of glibc.
+   ATOLL_BASELINE is for the tests: what a processor without AVX2 would do. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute) && !defined(ATOLL_BASELINE)
 #if __has_attribute(target_clones)
 #define FAST API __attribute__((target_clones("avx2", "default")))
 #endif

@@ -1,0 +1,64 @@
+"""Kernels for the tests of arithmetic: whoever computes, the same is promised."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from atoll.rounds import kernels, native
+from atoll.rounds.native import NativeKernels
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def build_hook() -> ModuleType:
+    """`hatch_build.py`, which no package holds."""
+    pytest.importorskip("hatchling")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def native_library(build_hook: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built for the tests, so that they do not depend on how Atoll was installed."""
+    library = tmp_path_factory.mktemp("native") / "_native.so"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATOLL_PURE", raising=False)
+        try:
+            build_hook.compile_library(native.SOURCE, library)
+        except build_hook.CompileFailed as exc:
+            pytest.skip(f"no C compiler: {exc}")
+    return library
+
+
+@pytest.fixture(scope="session")
+def native_kernels(native_library: Path) -> NativeKernels:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATOLL_PURE", raising=False)
+        return native.load(native_library)
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch", "native"])
+def each_kernel(request: pytest.FixtureRequest) -> Iterator[kernels.Kernels]:
+    """The tests of a module, once for each."""
+    before = kernels.current()
+    match request.param:
+        case "numpy":
+            kernels.use(kernels.NUMPY)
+        case "torch":
+            pytest.importorskip("torch")
+            from atoll.training.kernels import TorchKernels
+
+            kernels.use(TorchKernels())
+        case "native":
+            kernels.use(request.getfixturevalue("native_kernels"))
+    yield kernels.current()
+    kernels.use(before)
