@@ -4,7 +4,8 @@ Every cell is measured in turn, so that a busy moment hits all of them; medians,
 clock is the CPU time of the threads (so GB/s of one core), which others on the machine disturb least.
 `reduce` is the mean of four encoded contributions, counted once for each of them.
 
-    python benchmarks/codec.py [--values 16777216] [--repeat 9] [--threads 1] [--clock cpu] [--json FILE]
+    python benchmarks/codec.py [--values 16777216] [--repeat 9] [--threads 1] [--clock cpu] [--kernels native]
+                               [--json FILE]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.rounds import kernels
+from atoll.rounds import kernels, native
 from atoll.rounds.codec import codec, codec_names
 from atoll.rounds.outer import OuterRule, outer_step
 from atoll.rounds.reduce import Accumulator, Coefficients
@@ -74,9 +76,22 @@ OPERATIONS: dict[str, tuple[Callable[[Room, str], None], int]] = {
 def kernels_named(name: str) -> kernels.Kernels:
     if name == "numpy":
         return kernels.NUMPY
+    if name == "native":
+        return native.load()
     from atoll.training.kernels import TorchKernels
 
     return TorchKernels()
+
+
+def kernels_there() -> list[str]:
+    """Those that can be measured here."""
+    there = ["numpy", *(["torch"] if find_spec("torch") else [])]
+    try:
+        native.load()
+    except native.NotUsable as exc:
+        print(f"without the compiled kernels: {exc}", file=sys.stderr)
+        return there
+    return [*there, "native"]
 
 
 def plan(names: list[str]) -> dict[Cell, tuple[kernels.Kernels, Callable[[Room], None], int]]:
@@ -133,11 +148,11 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=1 << 24)
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--kernels", nargs="+", choices=["numpy", "torch"])
+    parser.add_argument("--kernels", nargs="+", choices=["numpy", "torch", "native"])
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     parser.add_argument("--json", metavar="FILE", help="write the rows there as well; - for the screen only")
     asked = parser.parse_args()
-    asked.kernels = asked.kernels or ["numpy", *(["torch"] if find_spec("torch") else [])]
+    asked.kernels = asked.kernels or kernels_there()
     table = rows(measure(asked))
     sizes = {name: codec(name).encoded_bytes(asked.values) / asked.values for name in codec_names()}
     result = {
