@@ -84,7 +84,7 @@ SECTIONS = ("executors", "profiles")
 
 OTHER_VARIABLES = frozenset(
     {
-        *("ATOLL_HOME", "ATOLL_CONFIG", "ATOLL_PROFILE", "ATOLL_DEBUG"),
+        *("ATOLL_HOME", "ATOLL_CONFIG", "ATOLL_PROFILE", "ATOLL_DEBUG", "ATOLL_PURE"),
         *("ATOLL_RUN_ID", "ATOLL_ATTEMPT", "ATOLL_SPOOL", "ATOLL_LABEL", "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"),
     }
 )
