@@ -117,8 +117,8 @@ def test_blocks_have_the_same_bits(compiled: NativeKernels, name: str, seed: int
     scales, codes = np.zeros((2, how.blocks(size)), np.uint16), np.full((2, how.code_bytes(size)), 0x55, np.uint8)
     if size:
         with quiet():
-            PlainBlocks(how).write(values, scales[1], codes[1])
-        compiled.blocks(name).write(values, scales[0], codes[0])
+            PlainBlocks(how, scales[1], codes[1]).write(0, values)
+        compiled.blocks(name, scales[0], codes[0]).write(0, values)
     assert scales[0].tobytes() == scales[1].tobytes()
     assert codes[0].tobytes() == codes[1].tobytes()
     assert_reads_alike(compiled, how, scales[0], codes[0], size)
@@ -137,16 +137,16 @@ def test_what_nobody_writes_is_read_alike_too(compiled: NativeKernels, name: str
 def assert_reads_alike(
     compiled: NativeKernels, how: BlockCodec, scales: np.ndarray, codes: np.ndarray, size: int
 ) -> None:
-    fast, plain = compiled.blocks(how.name), PlainBlocks(how)
+    fast, plain = compiled.blocks(how.name, scales, codes), PlainBlocks(how, scales, codes)
     back = np.full((2, size), np.nan, np.float32)
     with quiet():
-        fast.read(scales, codes, back[0])
-        plain.read(scales, codes, back[1])
+        fast.read(0, back[0])
+        plain.read(0, back[1])
     assert_same(*back)
     for factor in FACTORS:
         sums = [numbers(size, size, "normal") for _ in range(2)]
-        fast.add(scales, codes, sums[0], factor)
-        plain.add(scales, codes, sums[1], factor)
+        fast.add(0, sums[0], factor)
+        plain.add(0, sums[1], factor)
         assert_same(*sums)
 
 
@@ -159,9 +159,9 @@ def test_what_is_not_finite_is_seen_in_every_place(compiled: NativeKernels, name
         values = numbers(place, size, "normal")
         values[place] = bad
         scales, codes = np.zeros((2, 2), np.uint16), np.zeros((2, how.code_bytes(size)), np.uint8)
-        compiled.blocks(name).write(values, scales[0], codes[0])
+        compiled.blocks(name, scales[0], codes[0]).write(0, values)
         with quiet():
-            PlainBlocks(how).write(values, scales[1], codes[1])
+            PlainBlocks(how, scales[1], codes[1]).write(0, values)
         assert scales[0].tobytes() == scales[1].tobytes()
         assert codes[0].tobytes() == codes[1].tobytes()
         assert scales[0, place // how.block] == 0x7FC0
@@ -202,12 +202,16 @@ def test_what_c_would_not_ask_is_asked_before(native_kernels: NativeKernels) -> 
             native_kernels.to_bf16(given_values, out)
     with pytest.raises(AssertionError):
         native_kernels.to_bf16(values[::2], bits[:4])
+    laid = native_kernels.blocks("int8", bits[:1], np.zeros(7, np.uint8))
+    for start in (0, 1, 2048):
+        with pytest.raises(AssertionError):
+            laid.read(start, values)
     with pytest.raises(AssertionError):
-        native_kernels.blocks("int8").read(bits[:1], np.zeros(7, np.uint8), values)
+        native_kernels.blocks("int8", frozen[:1], np.zeros(8, np.uint8)).write(0, values)
 
 
 def test_a_codec_that_c_does_not_know_is_numpys(native_kernels: NativeKernels) -> None:
-    assert native_kernels.blocks("int5") is None
+    assert native_kernels.blocks("int5", np.zeros(1, np.uint16), np.zeros(8, np.uint8)) is None
 
 
 def test_a_library_of_another_source_is_not_used(native_library: Path, tmp_path: Path) -> None:

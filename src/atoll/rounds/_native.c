@@ -34,7 +34,7 @@ typedef float f32 __attribute__((aligned(1), may_alias));
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 typedef uint16_t u16 __attribute__((aligned(1), may_alias));
 
-enum { NOT_A_NUMBER = 0x7FC0, SMALLEST_SCALE = 0x0480, GROUP = 2048 };
+enum { NOT_A_NUMBER = 0x7FC0, SMALLEST_SCALE = 0x0480, GROUP = 2048, PIECE = 64, PAGE = 4096 };
 
 INLINE uint32_t bits_of(float value) {
     uint32_t bits;
@@ -62,28 +62,43 @@ INLINE float after(enum what what, float old, float value, float factor) {
     return what == SET ? value : what == ADD ? old + value : old + value * factor;
 }
 
+INLINE int at_most(int64_t left, int limit) { return left < limit ? (int)left : limit; }
+
+/* Ask for the memory a page further on: processors look ahead by themselves, but not beyond the page they are in. */
+INLINE void look_ahead(const void *memory, int bytes) {
+    uintptr_t page = (uintptr_t)memory + PAGE;
+    for (int line = 0; line < bytes; line += 64) __builtin_prefetch((const void *)(page + (uintptr_t)line));
+}
+
 /* ---- bfloat16 ---- */
 
-FAST void atoll_bf16_write(const u32 *restrict values, int64_t count, u16 *restrict out) {
-    for (int64_t i = 0; i < count; i++) {
+INLINE void write_bf16(const u32 *restrict values, int count, u16 *restrict out) {
+    for (int i = 0; i < count; i++) {
         uint32_t bits = values[i], nan = (bits >> 16) | 0x0040;
         out[i] = (uint16_t)((int32_t)(bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded(bits));
     }
 }
 
-INLINE void read_bf16(enum what what, const u16 *restrict bits, int64_t count, f32 *restrict out, float factor) {
+FAST void atoll_bf16_write(const u32 *restrict values, int64_t count, u16 *restrict out) {
+    int64_t at = 0;
+    for (; at + PIECE <= count; at += PIECE) {
+        look_ahead(values + at, 4 * PIECE);
+        write_bf16(values + at, PIECE, out + at);
+    }
+    write_bf16(values + at, (int)(count - at), out + at);
+}
+
+INLINE void read_bf16(enum what what, float factor, const u16 *restrict bits, int64_t count, f32 *restrict out) {
     for (int64_t i = 0; i < count; i++) out[i] = after(what, out[i], wide(bits[i]), factor);
 }
 
 FAST void atoll_bf16_read(int what, float factor, const u16 *restrict bits, int64_t count, f32 *restrict out) {
-    if (what == SET) read_bf16(SET, bits, count, out, factor);
-    if (what == ADD) read_bf16(ADD, bits, count, out, factor);
-    if (what == ADD_TIMES) read_bf16(ADD_TIMES, bits, count, out, factor);
+    if (what == SET) read_bf16(SET, factor, bits, count, out);
+    if (what == ADD) read_bf16(ADD, factor, bits, count, out);
+    if (what == ADD_TIMES) read_bf16(ADD_TIMES, factor, bits, count, out);
 }
 
 /* ---- whole multiples of a scale, one scale for each block: what int8 and int4 have in common ---- */
-
-INLINE int at_most(int64_t left, int limit) { return left < limit ? (int)left : limit; }
 
 /* Bits of magnitudes are ordered as the magnitudes are, and NaN comes last. */
 INLINE float peak_of(const f32 *restrict values, int count) {
@@ -119,9 +134,10 @@ INLINE uint16_t write_block(const f32 *restrict values, int count, float levels,
 
 INLINE void write_blocks(const f32 *restrict values, int64_t count, int block, float levels, float top,
                          u16 *restrict scales, uint8_t *restrict codes) {
-    for (int64_t at = 0; at < count; at += block)
-        scales[at / block] =
-            write_block(values + at, at_most(count - at, block), levels, levels * top, codes + at);
+    for (int64_t at = 0; at < count; at += block) {
+        look_ahead(values + at, 4 * block);
+        scales[at / block] = write_block(values + at, at_most(count - at, block), levels, levels * top, codes + at);
+    }
 }
 
 INLINE void read_block(enum what what, float factor, const int8_t *restrict codes, int count, float scale,
@@ -134,6 +150,7 @@ INLINE void read_blocks(int what, float factor, const u16 *restrict scales, cons
     for (int64_t at = 0; at < count; at += block) {
         int size = at_most(count - at, block);
         float scale = wide(scales[at / block]);
+        look_ahead(out + at, 4 * block);
         if (what == SET) read_block(SET, factor, codes + at, size, scale, out + at);
         if (what == ADD) read_block(ADD, factor, codes + at, size, scale, out + at);
         if (what == ADD_TIMES) read_block(ADD_TIMES, factor, codes + at, size, scale, out + at);

@@ -34,6 +34,7 @@ def from_bf16_bits(bits: U16) -> F32:
 class _Halves(Laid):
     def __init__(self, payload: memoryview) -> None:
         self._bits = np.frombuffer(payload, dtype=_WIRE)
+        self.at_once = kernels.current().tile
 
     def check(self) -> None:
         pass

@@ -22,7 +22,7 @@ from atoll.rounds import kernels
 from atoll.rounds.codec import F32
 from atoll.rounds.codec_bf16 import from_bf16_bits
 from atoll.rounds.codec_tiles import Laid, TiledCodec
-from atoll.rounds.kernels import U8, U16
+from atoll.rounds.kernels import U8, U16, BlockKernel
 
 _WIRE = np.dtype("<u2")
 _NAN = 0x7FC0
@@ -98,27 +98,29 @@ class BlockCodec(TiledCodec):
 class PlainBlocks:
     """The `BlockKernel` of any such codec, with numpy alone. At most a tile at once."""
 
-    def __init__(self, how: BlockCodec) -> None:
-        self._how = how
+    def __init__(self, how: BlockCodec, scales: U16, codes: U8) -> None:
+        self._how, self._scales, self._codes = how, scales, codes
 
-    def write(self, values: F32, scales: U16, codes: U8) -> None:
+    def write(self, start: int, values: F32) -> None:
         how, room = self._how, kernels.scratch.values[: values.size]
         np.bitwise_and(values.view(np.int32), 0x7FFFFFFF, out=room.view(np.int32))
         found = how.scales(how.peaks(room))
+        scales, codes = self._part(start, values.size)
         scales[:] = found
         self._multiples(values, found, room)
         how.pack(room.view(np.int32), codes)
 
-    def read(self, scales: U16, codes: U8, out: F32) -> None:
+    def read(self, start: int, out: F32) -> None:
+        scales, codes = self._part(start, out.size)
         self._how.unpack(codes, out)
         steps = from_bf16_bits(scales)
         steps *= np.float32(self._how.unit)
         self._how.multiply(out, steps, out)
 
-    def add(self, scales: U16, codes: U8, total: F32, factor: np.float32 | None) -> None:
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
         values = kernels.scratch.values[: total.size]
         with kernels.quiet():
-            self.read(scales, codes, values)
+            self.read(start, values)
         kernels.add(total, values, factor)
 
     def _multiples(self, values: F32, scales: U16, out: F32) -> None:
@@ -131,16 +133,23 @@ class PlainBlocks:
         for bad in np.flatnonzero(scales == _NAN) * self._how.block:
             out[bad : bad + self._how.block] = magic
 
+    def _part(self, start: int, count: int) -> tuple[U16, U8]:
+        how = self._how
+        block, code = start // how.block, how.code_bytes(start)
+        return self._scales[block : block + how.blocks(count)], self._codes[code : code + how.code_bytes(count)]
+
 
 class _Scaled(Laid):
     """A payload as scales and codes."""
 
     def __init__(self, how: BlockCodec, payload: memoryview, count: int) -> None:
         self._how = how
-        self._kernel = kernels.current().blocks(how.name) or PlainBlocks(how)
         split = 2 * how.blocks(count)
         self._scales = np.frombuffer(payload[:split], dtype=_WIRE)
-        self._codes = np.frombuffer(payload[split:], dtype=np.uint8)
+        codes = np.frombuffer(payload[split:], dtype=np.uint8)
+        self._kernel: BlockKernel = PlainBlocks(how, self._scales, codes)
+        if (faster := kernels.current().blocks(how.name, self._scales, codes)) is not None:
+            self._kernel, self.at_once = faster, kernels.current().tile
 
     def check(self) -> None:
         """NaN is let through: every value of its block is NaN then, and whoever looks for such values finds it."""
@@ -152,19 +161,14 @@ class _Scaled(Laid):
             raise CorruptUpdate(message, check="scale")
 
     def write(self, start: int, values: F32) -> None:
-        self._kernel.write(values, *self._part(start, values.size))
+        self._kernel.write(start, values)
 
     def read(self, start: int, room: F32) -> F32:
-        self._kernel.read(*self._part(start, room.size), room)
+        self._kernel.read(start, room)
         return room
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
-        self._kernel.add(*self._part(start, total.size), total, factor)
-
-    def _part(self, start: int, count: int) -> tuple[U16, U8]:
-        how = self._how
-        block, code = start // how.block, how.code_bytes(start)
-        return self._scales[block : block + how.blocks(count)], self._codes[code : code + how.code_bytes(count)]
+        self._kernel.add(start, total, factor)
 
 
 def _bits(scale: float) -> int:

@@ -20,6 +20,9 @@ from atoll.stores.base import Buffer
 class Laid(Opened, Protocol):
     """A payload as arrays, to be written or read. Codecs inherit it, and `add` if they have no better one."""
 
+    at_once: int = TILE
+    """How many values may be written, read or added in one call."""
+
     def check(self) -> None:
         """Raise `CorruptUpdate` if no finite values are written like this."""
         ...
@@ -65,8 +68,8 @@ class TiledCodec(ABC):
         values = np.ascontiguousarray(values, dtype=np.float32)
         laid = self.lay(writable(self.name, out, self.encoded_bytes(values.size)), values.size)
         with kernels.quiet():
-            for start in range(0, values.size, TILE):
-                laid.write(start, values[start : start + TILE])
+            for start in range(0, values.size, laid.at_once):
+                laid.write(start, values[start : start + laid.at_once])
 
     def decode(self, payload: Buffer, count: int) -> F32:
         out = np.empty(count, dtype=np.float32)
@@ -76,12 +79,12 @@ class TiledCodec(ABC):
     def decode_into(self, payload: Buffer, out: F32) -> None:
         laid = self.open(payload, out.size)
         with kernels.quiet():
-            for start in range(0, out.size, TILE):
-                room = out[start : start + TILE]
+            for start in range(0, out.size, laid.at_once):
+                room = out[start : start + laid.at_once]
                 if (values := laid.read(start, room)) is not room:
                     np.copyto(room, values)
 
     def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
         laid = self.open(payload, total.size)
-        for start in range(0, total.size, TILE):
-            laid.add(start, total[start : start + TILE], factor)
+        for start in range(0, total.size, laid.at_once):
+            laid.add(start, total[start : start + laid.at_once], factor)

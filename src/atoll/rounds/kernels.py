@@ -28,13 +28,16 @@ _FMA_TILE = 1 << 15  # its float64 intermediates are many
 
 
 class BlockKernel(Protocol):
-    """A codec of whole multiples (`codec_blocks`), a tile at a time: scales are bfloat16 bits, codes as on the wire."""
+    """The scales (bfloat16 bits) and codes of one payload of whole multiples; `codec_blocks` says what they are.
 
-    def write(self, values: F32, scales: U16, codes: U8) -> None: ...
+    `start` is a multiple of 2048; so is the number of values, unless they are the last.
+    """
 
-    def read(self, scales: U16, codes: U8, out: F32) -> None: ...
+    def write(self, start: int, values: F32) -> None: ...
 
-    def add(self, scales: U16, codes: U8, total: F32, factor: np.float32 | None) -> None:
+    def read(self, start: int, out: F32) -> None: ...
+
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
         """As `Codec.add_into`."""
         ...
 
@@ -43,6 +46,8 @@ class Kernels(Protocol):
     """What may be done by something faster than numpy. Arrays are contiguous and any length; nothing is allocated."""
 
     name: str
+    tile: int
+    """How many values are best given to them at once."""
 
     def to_bf16(self, values: F32, out: U16) -> None:
         """The bfloat16 bit patterns nearest to the values, ties to even. NaN becomes some NaN."""
@@ -60,7 +65,7 @@ class Kernels(Protocol):
         """`out = a * b + c` rounded once. `out` may be `a` or `c`."""
         ...
 
-    def blocks(self, codec: str) -> BlockKernel | None:
+    def blocks(self, codec: str, scales: U16, codes: U8) -> BlockKernel | None:
         """What is faster than the codec's own numpy, if there is something."""
         ...
 
@@ -69,6 +74,7 @@ class NumpyKernels:
     """Needs nothing but numpy."""
 
     name = "numpy"
+    tile = TILE
 
     def to_bf16(self, values: F32, out: U16) -> None:
         for start in range(0, values.size, TILE):
@@ -89,7 +95,7 @@ class NumpyKernels:
             tile = slice(start, start + _FMA_TILE)
             out[tile] = _fma_tile(a[tile], b, c[tile])
 
-    def blocks(self, codec: str) -> BlockKernel | None:  # noqa: ARG002
+    def blocks(self, codec: str, scales: U16, codes: U8) -> BlockKernel | None:  # noqa: ARG002
         return None
 
 

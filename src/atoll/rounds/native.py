@@ -10,7 +10,9 @@ import ctypes
 import hashlib
 import os
 import sys
-from ctypes import CDLL, c_char_p, c_float, c_int, c_int64, c_void_p
+from collections.abc import Callable
+from ctypes import CDLL, addressof, c_char, c_char_p, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from atoll.rounds.kernels import F32, U8, U16, NumpyKernels
 LIBRARY = Path(__file__).with_name("_native.so")
 SOURCE = Path(__file__).with_name("_native.c")
 
+_GROUP = 2048
 _SET, _ADD, _ADD_TIMES = range(3)
 _WRITE_BLOCKS = (None, c_void_p, c_int64, c_void_p, c_void_p)
 _READ_BLOCKS = (None, c_int, c_float, c_void_p, c_void_p, c_int64, c_void_p)
@@ -42,39 +45,56 @@ class NotUsable(Exception):
     """Why numpy does the work instead."""
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    """The functions of a codec, and what they take for granted."""
+
+    write: Callable[..., None]
+    read: Callable[..., None]
+    block: int
+    code_bits: int
+
+    @classmethod
+    def of(cls, library: CDLL, name: str, block: int, code_bits: int) -> _Blocks:
+        return cls(getattr(library, f"atoll_{name}_write"), getattr(library, f"atoll_{name}_read"), block, code_bits)
+
+
 class NativeBlocks:
-    """The `BlockKernel` of one codec."""
+    """The `BlockKernel` of one payload. Where it lies is asked once: numpy takes longer for that than C for a block."""
 
-    def __init__(self, library: CDLL, name: str, block: int, code_bits: int) -> None:
-        self._write, self._read = getattr(library, f"atoll_{name}_write"), getattr(library, f"atoll_{name}_read")
-        self._block, self._code_bits = block, code_bits
+    def __init__(self, how: _Blocks, scales: U16, codes: U8) -> None:
+        self._how, self._scales, self._codes = how, scales, codes
+        self._scales_at, self._codes_at = _at(scales, np.uint16), _at(codes, np.uint8)
 
-    def write(self, values: F32, scales: U16, codes: U8) -> None:
-        self._check(values.size, scales, codes)
-        self._write(_at(values, np.float32), values.size, _room(scales, np.uint16), _room(codes, np.uint8))
+    def write(self, start: int, values: F32) -> None:
+        assert self._scales.flags.writeable and self._codes.flags.writeable  # noqa: PT018
+        self._how.write(_at(values, np.float32), values.size, *self._part(start, values.size))
 
-    def read(self, scales: U16, codes: U8, out: F32) -> None:
-        self._check(out.size, scales, codes)
-        self._read(_SET, 0.0, _at(scales, np.uint16), _at(codes, np.uint8), out.size, _room(out, np.float32))
+    def read(self, start: int, out: F32) -> None:
+        self._how.read(_SET, 0.0, *self._part(start, out.size), out.size, _room(out, np.float32))
 
-    def add(self, scales: U16, codes: U8, total: F32, factor: np.float32 | None) -> None:
-        self._check(total.size, scales, codes)
-        self._read(*_added(factor), _at(scales, np.uint16), _at(codes, np.uint8), total.size, _room(total, np.float32))
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
+        self._how.read(*_added(factor), *self._part(start, total.size), total.size, _room(total, np.float32))
 
-    def _check(self, count: int, scales: U16, codes: U8) -> None:
-        assert scales.size == -(-count // self._block)
-        assert codes.size == -(-count * self._code_bits // 8)
+    def _part(self, start: int, count: int) -> tuple[int, int]:
+        """Where the scales and codes of these values are."""
+        block, code_bits, end = self._how.block, self._how.code_bits, start + count
+        assert start % _GROUP == 0
+        assert -(-end // block) <= self._scales.size
+        assert -(-end * code_bits // 8) <= self._codes.size
+        return self._scales_at + 2 * (start // block), self._codes_at + start * code_bits // 8
 
 
 class NativeKernels(NumpyKernels):
     """What the library has; the rest is numpy's."""
 
     name = "native"
+    tile = 1 << 40  # one pass over memory, however much there is
 
     def __init__(self, library: CDLL) -> None:
         self._library = library
         self._has_fma = bool(library.atoll_has_fma())
-        self._blocks = {"int8": NativeBlocks(library, "int8", 256, 8), "int4": NativeBlocks(library, "int4", 128, 4)}
+        self._blocks = {"int8": _Blocks.of(library, "int8", 256, 8), "int4": _Blocks.of(library, "int4", 128, 4)}
 
     def to_bf16(self, values: F32, out: U16) -> None:
         assert values.size == out.size
@@ -95,8 +115,9 @@ class NativeKernels(NumpyKernels):
         assert a.size == c.size == out.size
         self._library.atoll_fma(_at(a, np.float32), float(b), _at(c, np.float32), a.size, _room(out, np.float32))
 
-    def blocks(self, codec: str) -> NativeBlocks | None:
-        return self._blocks.get(codec)
+    def blocks(self, codec: str, scales: U16, codes: U8) -> NativeBlocks | None:
+        how = self._blocks.get(codec)
+        return None if how is None else NativeBlocks(how, scales, codes)
 
 
 def load(library: Path = LIBRARY, source: Path = SOURCE) -> NativeKernels:
@@ -134,6 +155,9 @@ def _added(factor: np.float32 | None) -> tuple[int, float]:
 def _at(array: NDArray[Any], dtype: type[Any]) -> int:
     """Where a contiguous array begins. C would not ask what it is."""
     assert array.flags.c_contiguous and array.dtype == dtype  # noqa: PT018
+    if array.flags.writeable and array.size:
+        # A quarter of the time, but only of what can be written.
+        return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]
     address: int = array.__array_interface__["data"][0]
     return address
 

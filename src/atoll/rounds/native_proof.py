@@ -9,7 +9,7 @@ import numpy as np
 from atoll.rounds import kernels
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.codec_blocks import BlockCodec, PlainBlocks
-from atoll.rounds.kernels import NUMPY, BlockKernel, Kernels
+from atoll.rounds.kernels import NUMPY, Kernels
 
 _SIZES = (33, 2048 + 259)  # a part of a block; a group, whole blocks and a part
 _FACTORS = (None, np.float32(0.3))
@@ -47,9 +47,9 @@ def _operations(theirs: Kernels, values: F32) -> Iterator[tuple[str, Callable[[]
     yield "bf16", lambda: _same_bf16(theirs, values)
     yield "fma", lambda: _same_fma(theirs, values)
     for name in ("int8", "int4"):
-        how, fast = codec(name), theirs.blocks(name)
-        if fast is not None and isinstance(how, BlockCodec):
-            yield name, lambda how=how, fast=fast: _same_blocks(how, fast, values)  # type: ignore[misc]
+        how = codec(name)
+        assert isinstance(how, BlockCodec)
+        yield name, lambda how=how: _same_blocks(theirs, how, values)  # type: ignore[misc]
 
 
 def _same_bf16(theirs: Kernels, values: F32) -> bool:
@@ -70,17 +70,19 @@ def _same_fma(theirs: Kernels, values: F32) -> bool:
     return _same(*sums)
 
 
-def _same_blocks(how: BlockCodec, fast: BlockKernel, values: F32) -> bool:
+def _same_blocks(theirs: Kernels, how: BlockCodec, values: F32) -> bool:
     size = values.size
     scales = np.zeros((2, how.blocks(size)), np.uint16)
     codes = np.zeros((2, how.code_bytes(size)), np.uint8)
     back = np.zeros((2, size), np.float32)
     sums = [_addends(size) for _ in range(2)]
-    for one, total, kernel in zip(range(2), sums, (fast, PlainBlocks(how)), strict=True):
-        kernel.write(values, scales[one], codes[one])
-        kernel.read(scales[one], codes[one], back[one])
+    fast, plain = theirs.blocks(how.name, scales[0], codes[0]), PlainBlocks(how, scales[1], codes[1])
+    assert fast is not None
+    for one, total, kernel in zip(range(2), sums, (fast, plain), strict=True):
+        kernel.write(0, values)
+        kernel.read(0, back[one])
         for factor in _FACTORS:
-            kernel.add(scales[one], codes[one], total, factor)
+            kernel.add(0, total, factor)
     return bool(np.array_equal(*scales) and np.array_equal(*codes)) and _same(*back) and _same(*sums)
 
 
