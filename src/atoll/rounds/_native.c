@@ -50,8 +50,8 @@ INLINE float float_of(uint32_t bits) {
 
 INLINE float wide(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
-/* To nearest, ties to even; the sum wraps only for NaN. */
-INLINE uint32_t rounded(uint32_t bits) { return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16; }
+/* The upper half of this is the nearest bfloat16, ties to even. It wraps only for NaN. */
+INLINE uint32_t before_cut(uint32_t bits) { return bits + 0x7FFF + ((bits >> 16) & 1); }
 
 API const char *atoll_source(void) { return ATOLL_SOURCE; }
 
@@ -74,8 +74,9 @@ INLINE void look_ahead(const void *memory, int bytes) {
 
 INLINE void write_bf16(const u32 *restrict values, int count, u16 *restrict out) {
     for (int i = 0; i < count; i++) {
-        uint32_t bits = values[i], nan = (bits >> 16) | 0x0040;
-        out[i] = (uint16_t)((int32_t)(bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded(bits));
+        uint32_t bits = values[i];
+        float value = float_of(bits);
+        out[i] = (uint16_t)((value != value ? bits | 0x00400000 : before_cut(bits)) >> 16);
     }
 }
 
@@ -113,7 +114,7 @@ INLINE float peak_of(const f32 *restrict values, int count) {
 
 INLINE uint16_t scale_of(float peak, float levels, float largest) {
     if (!(peak <= largest)) return NOT_A_NUMBER;
-    uint32_t scale = rounded(bits_of(peak / levels));
+    uint32_t scale = before_cut(bits_of(peak / levels)) >> 16;
     return (uint16_t)(scale < SMALLEST_SCALE ? 0 : scale);
 }
 
@@ -136,7 +137,11 @@ INLINE void write_blocks(const f32 *restrict values, int64_t count, int block, f
                          u16 *restrict scales, uint8_t *restrict codes) {
     for (int64_t at = 0; at < count; at += block) {
         look_ahead(values + at, 4 * block);
-        scales[at / block] = write_block(values + at, at_most(count - at, block), levels, levels * top, codes + at);
+        int size = at_most(count - at, block);
+        if (size == block) /* the same, but the compiler knows how long it is */
+            scales[at / block] = write_block(values + at, block, levels, levels * top, codes + at);
+        else
+            scales[at / block] = write_block(values + at, size, levels, levels * top, codes + at);
     }
 }
 
