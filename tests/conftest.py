@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from atoll.context import RESERVED
 from atoll.replica import processes
+
+settings.register_profile("atoll", deadline=None)  # machines are noisy: no test asserts a time
+settings.load_profile("atoll")
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
-
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest

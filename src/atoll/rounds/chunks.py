@@ -145,7 +145,10 @@ class MeanName:
 
 
 def _number(value: object, instead: float) -> float:
-    return float(value) if isinstance(value, int | float) else instead
+    try:
+        return float(value) if isinstance(value, int | float) else instead
+    except OverflowError:
+        return instead
 
 
 def _place(grid: Grid, chunk: int) -> dict[str, Any]:
