@@ -34,6 +34,14 @@ class Opened(Protocol):
         ...
 
 
+class Addable(Opened, Protocol):
+    """One that can be added while it is decoded."""
+
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
+        """Add the values from `start` on to a tile, as `Codec.add_into` does."""
+        ...
+
+
 @runtime_checkable
 class Codec(Protocol):
     """One way to write a chunk down."""

@@ -26,6 +26,13 @@ class _Floats(Laid):
     def read(self, start: int, room: F32) -> F32:
         return self._floats[start : start + room.size].astype(np.float32, copy=False)
 
+    def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
+        values = self.read(start, total)
+        if factor is None:
+            np.add(total, values, total)
+        else:
+            kernels.add(total, values, factor)
+
 
 class Fp32(TiledCodec):
     """Four bytes for each value, no error. Nothing is copied."""

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.rounds import kernels
-from atoll.rounds.codec import F32, Opened, check_length, writable
+from atoll.rounds.codec import F32, Addable, check_length, writable
 from atoll.rounds.kernels import TILE
 from atoll.stores.base import Buffer
 
 
-class Laid(Opened, Protocol):
+class Laid(Addable, Protocol):
     """A payload as arrays, to be written or read. Codecs inherit it, and `add` if they have no better one."""
 
     at_once: int = TILE
@@ -30,7 +30,6 @@ class Laid(Opened, Protocol):
     def write(self, start: int, values: F32) -> None: ...
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
-        """Add the values from `start` on to a tile, as `Codec.add_into` does."""
         with kernels.quiet():
             values = self.read(start, kernels.scratch.values[: total.size])
         kernels.add(total, values, factor)

@@ -103,6 +103,9 @@ class Accumulator:
         factors = self._coefficients.factors
         so_far: F32 | None = part if self._taken else None
         for turn, contribution in enumerate(opened, self._taken):
+            if so_far is part and (add := getattr(contribution, "add", None)) is not None:
+                add(start, part, None if factors is None else factors[turn])
+                continue
             room = part if so_far is None else kernels.scratch.values[: part.size]
             values = contribution.read(start, room)
             if factors is not None:
