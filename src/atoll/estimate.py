@@ -266,7 +266,8 @@ def _problems(s: Setting) -> Iterator[str]:
     if s.connections is not None and s.connections < 1:
         yield f"connections={s.connections}: from 1"
     if s.chunk is not None and (s.chunk < 1 or s.chunk % CHUNK_MULTIPLE):
-        yield f"chunk={s.chunk}: a multiple of {CHUNK_MULTIPLE} elements"
+        bytes_ = f"{4 * s.chunk} bytes, not a multiple of {4 * CHUNK_MULTIPLE}"
+        yield f"chunk={s.chunk}: a multiple of {CHUNK_MULTIPLE} values; these are {bytes_}"
     yield from _stream_problems(s)
 
 

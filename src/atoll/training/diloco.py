@@ -43,7 +43,7 @@ from atoll.training.pace import Pace
 from atoll.training.params import ModelVector, refuse_strangers
 from atoll.training.progress import Progress
 from atoll.training.saved import load_outer, outer_state
-from atoll.training.settings import agreed_settings, check_counts
+from atoll.training.settings import agreed_settings, check_counts, check_kinds
 from atoll.training.stream import Stream
 
 Batch = TypeVar("Batch")
@@ -91,6 +91,7 @@ class DiLoCo:
         chunk: int | None = None,
     ) -> None:
         check_counts(inner_steps=inner_steps, checkpoint=checkpoint, snapshot=snapshot)
+        check_kinds(chunk, eager=eager, error_feedback=error_feedback, codec=codec, mean_codec=mean_codec, outer=outer)
         buffer_policy.check_policy(buffers)
         self._stream = Stream.of(inner_steps, fragments, delay, alpha, eager)
         self._model, self._buffers = model, buffers

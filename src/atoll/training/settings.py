@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 from atoll.errors import InvalidSpec
+from atoll.rounds.layout import CHUNK_MULTIPLE
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum
 from atoll.training.params import ModelVector
@@ -25,6 +27,30 @@ def agreed_settings(
     if frozen := vector.frozen_digest():
         settings["frozen_parameters"] = frozen
     return settings
+
+
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "eager": (bool, "True or False"),
+    "error_feedback": ((bool, NoneType), "True, False or None"),
+    "codec": ((str, NoneType), "the name of a codec"),
+    "mean_codec": ((str, NoneType), "the name of a codec"),
+    "outer": ((OuterRule, NoneType), "Nesterov(…) or Average()"),
+}
+
+
+def check_kinds(chunk: int | None, **given: object) -> None:
+    """Raise `InvalidSpec` for what is not of the kind it must be, such as a text for a switch."""
+    problems = [
+        f"{name}={value!r}: {_KINDS[name][1]}"
+        for name, value in given.items()
+        if not isinstance(value, _KINDS[name][0])
+    ]
+    if chunk is not None and (
+        isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1 or chunk % CHUNK_MULTIPLE
+    ):
+        problems.append(f"chunk={chunk!r}: a multiple of {CHUNK_MULTIPLE} elements")
+    if problems:
+        raise InvalidSpec("DiLoCo", problems)
 
 
 def check_counts(**counts: int | None) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from atoll.rounds.verify import Report
 
 
-@command("Look", short_help="Recompute every round of a run from the store, and compare.")
+@command("Look", short_help="Recompute the rounds of a run that the store still has, and compare.")
 @run_argument
 @store_option
 def verify_command(out: Output, run: str, store: str | None) -> None:
