@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -81,6 +82,7 @@ def test_doctor_checks_machine_backend_and_store(cli):
     for check in (
         "machine python",
         "machine packages",
+        "machine codecs",
         "machine home",
         "machine config",
         "backend spools",
@@ -88,6 +90,13 @@ def test_doctor_checks_machine_backend_and_store(cli):
     ):
         assert any(line.startswith(check) and " ok " in line for line in done.stdout.splitlines()), check
     assert list((cli.home / "store").rglob("*probe/*")) == []
+
+
+def test_doctor_says_who_computes(inside, monkeypatch):
+    monkeypatch.setenv("ATOLL_PURE", "1")
+    [codecs] = [c for c in inside("doctor", "--json").data["checks"] if c["name"] == "codecs"]
+    assert codecs["ok"]
+    assert "numpy does their work, not compiled: ATOLL_PURE is set" in json.dumps(codecs)
 
 
 @pytest.mark.parametrize(

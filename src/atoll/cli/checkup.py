@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from atoll import __version__, config, registry
@@ -27,9 +28,9 @@ class Finding:
 
 
 def machine_findings() -> tuple[list[Finding], Config | None]:
-    """Python, packages, home folder, configuration; and the configuration if it could be read."""
+    """Python, packages, codecs, home folder, configuration; and the configuration if it could be read."""
     configuration, settings = _configuration()
-    checks = [_python(), _packages(), _home(), configuration]
+    checks = [_python(), _packages(), _codecs(), _home(), configuration]
     return [Finding("machine", check) for check in checks], settings
 
 
@@ -81,6 +82,19 @@ def _packages() -> Check:
             missing.append(name)
     hint = f"pip install {' '.join(missing)}" if missing else ""
     return Check("packages", not missing, ", ".join([*found, *(f"{name} is missing" for name in missing)]), hint)
+
+
+def _codecs() -> Check:
+    """Who computes what codecs need. Whoever it is, it works; the question is how fast."""
+    if find_spec("numpy") is None or find_spec("xxhash") is None:
+        return Check("codecs", True, "numpy and xxhash are not installed; only training and its tools need them")
+    from atoll.rounds import native
+
+    try:
+        native.load()
+    except native.NotUsable as exc:
+        return Check("codecs", True, f"numpy does their work, not compiled: {exc}")
+    return Check("codecs", True, "compiled")
 
 
 def _home() -> Check:
