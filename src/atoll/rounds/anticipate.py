@@ -144,21 +144,18 @@ def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[_Part | None]:
     header |= {"rank": rank, "incarnation": turn.expected[rank]}
     del header["attempt"], header["weight"]
     key = member.keys.update(turn.round_no, rank, turn.expected[rank], chunk)
-    is_first = True
+    pauses = member.pauses()
     while not turn.is_void:
         is_there = turn.is_over  # what was committed was announced, and what was announced had been written
         body = yield from member.io.open(key)
         if body is not None:
             try:
-                part = _arriving(Incoming(body, member.io.clock, kind="update"), header)
-                turn.hear(rank, is_soon=is_first)
-                return part
+                return _arriving(Incoming(body, member.io.clock, kind="update"), header)
             except (CorruptUpdate, StoreError):
                 body.close()
         if is_there:
             break  # something is wrong; left to those who look more closely
-        is_first = False
-        yield from member.io.sleep(turn.pause(rank))
+        yield from member.io.sleep(next(pauses))
     return None
 
 

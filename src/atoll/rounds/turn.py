@@ -38,10 +38,6 @@ class Turn:
     seen: dict[int, Seen] = field(default_factory=dict)
     """Our own chunks that have been encoded so far."""
 
-    _pauses: dict[int, float] = field(default_factory=dict)
-    """Rank → seconds until it is worth asking again for a chunk of it. Its chunks come one after the other, so what one
-    of them took tells of the next."""
-
     def __post_init__(self) -> None:
         self.is_again = self.member.memory.announced == self.round_no
 
@@ -64,18 +60,6 @@ class Turn:
         if not self.is_over:
             return False
         return self.commit is None or {c.rank: c.incarnation for c in self.commit.contributions} != self.expected
-
-    def pause(self, rank: int) -> float:
-        """How long to wait before asking again for a chunk that this rank has not written yet."""
-        tuning, rng = self.member.tuning, self.member.io.rng
-        pause = self._pauses.get(rank, tuning.poll_first_s)
-        self._pauses[rank] = min(tuning.poll_cap_s, 1.5 * pause)
-        return pause * (1 + rng.uniform(-0.25, 0.25))
-
-    def hear(self, rank: int, *, is_soon: bool) -> None:
-        """A chunk of this rank has come, `is_soon` when it was first asked for."""
-        if is_soon and rank in self._pauses:
-            self._pauses[rank] = max(self.member.tuning.poll_first_s, self._pauses[rank] / 1.5)
 
     def room(self, start: int, stop: int) -> F32 | None:
         """Where the mean of these elements may be made; None if it has to be made elsewhere and copied."""
