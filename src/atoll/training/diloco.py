@@ -366,8 +366,7 @@ class DiLoCo:
     def _can_train_again(self, saved: Checkpoint | None) -> bool:
         """Whether the rounds since the checkpoint, or the start, are few and all there.
 
-        A strict run cannot have gone on without us by more than what we did not save: training that again gives the
-        same bits, inner optimizer and data included.
+        A strict run has gone on by no more than what we did not save, and training that again gives the same bits.
         """
         if self._every is None or not self._quorum.is_strict:
             return False
