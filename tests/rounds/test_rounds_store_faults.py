@@ -16,11 +16,12 @@ from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.chunks import MeanName
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid
+from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Create, Get, Op
 from atoll.rounds.party import Party
 from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum, at_least, strict
-from atoll.rounds.seal import digest
+from atoll.rounds.seal import digest, open_frame
 from atoll.rounds.vectors import Parts
 from atoll.stores.base import Body, Buffer, BufferBody
 from atoll.stores.memory import MemoryStore
@@ -311,3 +312,41 @@ def test_a_bad_mean_does_not_take_the_place_of_the_only_copy_of_our_update() -> 
     assert len(set(simulation.results().values())) == 1
     assert bad.spoiled > 10
     assert clock.monotonic() < 200.0
+
+
+class SpoilsUpdatesOnce(MemoryStore):
+    """The first reader of each chunk of the second round's updates gets its last byte wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spoiled: set[str] = set()
+        self.means: list[bytes] = []
+
+    def get(self, key: str, *, start: int = 0, length: int | None = None) -> Buffer:
+        found = bytearray(super().get(key, start=start, length=length))
+        if key.startswith(KEYS.round_prefix(1) + "update/") and key not in self.spoiled:
+            self.spoiled.add(key)
+            found[-1] ^= 1
+        return bytes(found)
+
+    def create(self, key: str, data: Any) -> None:
+        super().create(key, data)
+        if key.startswith(KEYS.round_prefix(1) + "mean/"):
+            self.means.append(bytes(super().get(key)))
+
+
+def test_a_mean_of_a_part_that_came_damaged_is_never_published() -> None:
+    toys, store = trio(), SpoilsUpdatesOnce()
+    simulation = Simulation(toys[0].clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+    simulation.run()
+    assert set(simulation.results().values()) == {fault_free(toys)}
+    assert store.spoiled
+    offers = [
+        Offer.open(store.get(KEYS.offer(1, rank, 0)), run_id="toy", round_no=1, rank=rank, slot=0) for rank in range(3)
+    ]
+    announced = {check for offer in offers for check in offer.chunks}
+    assert store.means
+    for mean in store.means:
+        assert set(open_frame(mean, kind="mean").header["parts"]) <= announced
