@@ -80,6 +80,8 @@ def forks(ctx):
     os._exit(0)
 
 def short(folder):
+    with open(os.path.join(folder, "begun"), "w"):
+        pass
     while not os.path.exists(os.path.join(folder, "go")):
         time.sleep(0.01)
     return "done"
@@ -346,6 +348,7 @@ def test_a_log_that_is_one_long_line_is_followed_whole_and_quoted_in_part(hostil
 def test_a_store_that_fills_up_is_named_as_the_reason(hostile, store):
     """The scribe says what was in the way, and that is not lost under our own verdict."""
     run = atoll.launch("hostile:short", store=store, args={"folder": str(hostile)})
+    until((hostile / "begun").exists, "the replica has all it needs of the store")
     until(lambda: scribe_of(run), "the scribe is there")
     root = Path(store.removeprefix("file://"))
     root.rename(root.with_name("moved"))

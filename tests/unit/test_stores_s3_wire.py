@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event
 
 import pytest
@@ -267,18 +268,17 @@ def every(seconds: float, action: Callable[..., object]) -> Iterator[None]:
 
 
 def test_signals_while_bytes_arrive_change_nothing(server: ScriptedS3, store: CloudStore) -> None:
-    disturbed = Event()
+    disturbed: SimpleQueue[None] = SimpleQueue()  # the one whose put may interrupt itself
 
     def piece_by_piece(connection: socket.socket) -> bool:
         answer = server.whole()
         for start in range(0, len(answer), 100_000):
-            disturbed.clear()
-            disturbed.wait(10)
+            disturbed.get(timeout=10)
             connection.sendall(answer[start : start + 100_000])
         return True
 
     server.scripts.append(piece_by_piece)
-    with every(0.005, lambda *_: disturbed.set()), closing(store.open("a")) as body:
+    with every(0.005, lambda *_: disturbed.put(None)), closing(store.open("a")) as body:
         room = bytearray(body.size)
         body.readinto(memoryview(room))
     assert room == DATA
