@@ -1,6 +1,6 @@
-"""Builds the compiled kernels of `src/atoll/rounds/_native.c` when a C compiler is at hand, and goes on without if not.
+"""Builds the C files of Atoll when a compiler is at hand, each a library of its own, and goes on without if not.
 
-Editable installs get the library next to its source; a wheel gets it inside, and is for one platform then, whatever
+Editable installs get each library next to its source; a wheel gets them inside, and is for one platform then, whatever
 the version of Python. `ATOLL_PURE=1` builds the package that runs anywhere. Compiler: `$CC`, or `cc`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,9 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-SOURCE = "src/atoll/rounds/_native.c"
-LIBRARY = "src/atoll/rounds/_native.so"
-PACKAGED = "atoll/rounds/_native.so"
+SOURCES = ("src/atoll/_passes_native.c", "src/atoll/rounds/_native.c")
 FLAGS = ("-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
 
 
@@ -62,27 +61,35 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """What hatchling calls before it makes a wheel, editable or not."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        root = Path(self.root)
-        is_editable = version == "editable"
-        library = root / LIBRARY if is_editable else Path(self.directory, ".native", "_native.so")
+        root, is_editable = Path(self.root), version == "editable"
+        libraries = {name: Path(name).with_suffix(".so") for name in SOURCES}
+        places = {
+            name: root / library if is_editable else self._corner / library.name for name, library in libraries.items()
+        }
         try:
-            compile_library(root / SOURCE, library)
+            for name, place in places.items():
+                compile_library(root / name, place)
         except CompileFailed as exc:
-            if is_editable:
-                library.unlink(missing_ok=True)
+            for place in places.values():
+                place.unlink(missing_ok=True)
             self.app.display_warning(f"without compiled kernels, numpy does their work: {exc}")
             return
         if not is_editable:
-            build_data["force_include"][str(library)] = PACKAGED
+            packaged = {str(places[name]): str(library.relative_to("src")) for name, library in libraries.items()}
+            build_data["force_include"].update(packaged)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
-        folder = Path(self.directory, ".native")
-        (folder / "_native.so").unlink(missing_ok=True)
-        if folder.is_dir():
-            folder.rmdir()
+        shutil.rmtree(self._corner, ignore_errors=True)
+
+    @property
+    def _corner(self) -> Path:
+        """Where the libraries of a wheel are until they are in it."""
+        return Path(self.directory, ".native")
 
 
 if __name__ == "__main__":
-    compile_library(Path(__file__).parent / SOURCE, Path(__file__).parent / LIBRARY)
+    for each in SOURCES:
+        path = Path(__file__).parent / each
+        compile_library(path, path.with_suffix(".so"))

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll._compiled import NotUsable
 from atoll.rounds import kernels, native
 from atoll.rounds.codec import codec, codec_names
 from atoll.rounds.outer import OuterRule, outer_step
@@ -88,7 +89,7 @@ def kernels_there() -> list[str]:
     there = ["numpy", *(["torch"] if find_spec("torch") else [])]
     try:
         native.load()
-    except native.NotUsable as exc:
+    except NotUsable as exc:
         print(f"without the compiled kernels: {exc}", file=sys.stderr)
         return there
     return [*there, "native"]

@@ -31,8 +31,8 @@ FOUNDATION = {
     "home",
 }
 MAY_IMPORT = {
-    "stores": FOUNDATION,
-    "rounds": FOUNDATION | {"stores.base"},
+    "stores": FOUNDATION | {"_passes"},
+    "rounds": FOUNDATION | {"_compiled", "_passes", "stores.base"},
     "executors": FOUNDATION | {"replica.spool", "replica.processes"},
     "training": FOUNDATION | {"rounds", "stores", "registry"},
     "replica": FOUNDATION | {"rounds", "stores", "registry", "journal", "workspace"},

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from atoll._compiled import NotUsable
 from atoll.rounds import native
 from atoll.rounds.codec import codec
 from atoll.rounds.codec_blocks import BlockCodec, PlainBlocks
 from atoll.rounds.kernels import NUMPY, quiet
-from atoll.rounds.native import NativeKernels, NotUsable
+from atoll.rounds.native import NativeKernels
 
 BLOCKS = ["int8", "int4"]
 FACTORS = [None, np.float32(0.3), np.float32(-2.5e-7)]

@@ -88,11 +88,12 @@ def _codecs() -> Check:
     """Who computes what codecs need. Whoever it is, it works; the question is how fast."""
     if find_spec("numpy") is None or find_spec("xxhash") is None:
         return Check("codecs", True, "numpy and xxhash are not installed; only training and its tools need them")
+    from atoll._compiled import NotUsable
     from atoll.rounds import native
 
     try:
         native.load()
-    except native.NotUsable as exc:
+    except NotUsable as exc:
         return Check("codecs", True, f"numpy does their work, not compiled: {exc}")
     return Check("codecs", True, "compiled")
 

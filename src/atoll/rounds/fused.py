@@ -14,6 +14,9 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
+from atoll import _passes
+from atoll._passes import Hash, Passes
+from atoll.rounds import mixed
 from atoll.rounds.codec import F32, Opened, as_bytes
 from atoll.rounds.kernels import quiet
 from atoll.rounds.reduce import Accumulator, Coefficients
@@ -21,12 +24,18 @@ from atoll.stores.base import Buffer
 
 TILE = 1 << 17
 """Elements: small enough for the caches, large enough for the interpreter not to be noticed."""
+_LEAST = 1 << 12
+"""Fewer values are not worth a call to compiled code, and the shortest have another hash there."""
 _ROW = 4096
 """Values summed up in float32 before the sum goes on in float64: short enough to keep four digits of a norm."""
 
 
 def squares_and_check(values: F32) -> tuple[float, str]:
     """The sum of squares of the values, and the XXH3-64 of their bytes."""
+    passes = _passes.current()
+    if passes is not None and values.size >= _LEAST:
+        hashed = Hash(passes)
+        return _sound(passes.look(values, hashed), values), hashed.hexdigest()
     state, total, raw = xxhash.xxh3_64(), 0.0, as_bytes(values)
     for start in range(0, values.size, TILE):
         state.update(raw[4 * start : 4 * (start + TILE)])
@@ -39,20 +48,32 @@ class InMemory:
 
     def __init__(self, payload: Buffer, known: str = "") -> None:
         self._floats = np.frombuffer(payload, dtype="<f4")
-        self._known, self._state = known, xxhash.xxh3_64()
+        self._address: int = self._floats.__array_interface__["data"][0]
+        self._known = known
+        self._state: xxhash.xxh3_64 | Hash = xxhash.xxh3_64()
 
     @property
     def check(self) -> str:
         return self._known or self._state.hexdigest()
 
     def read(self, start: int, room: F32) -> F32:
-        tile = self._floats[start : start + room.size]
-        if not self._known:
-            self._state.update(as_bytes(tile))
-        return tile.astype(np.float32, copy=False)
+        values = self._floats[start : start + room.size]
+        if not self._known and isinstance(self._state, xxhash.xxh3_64):
+            self._state.update(as_bytes(values))
+        return values.astype(np.float32, copy=False)
+
+    def hashed_by(self, passes: Passes) -> Hash | None:
+        if self._known:
+            return None
+        self._state = Hash(passes)
+        return self._state
+
+    def tile(self, start: int, count: int, room: mixed.Room) -> int:  # noqa: ARG002 - it has its place
+        assert start + count <= self._floats.size
+        return self._address + 4 * start
 
 
-class Hashed(Opened, Protocol):
+class Hashed(Opened, mixed.Tiled, Protocol):
     """A payload of `fp32` that is hashed as it is read, once and in order."""
 
     @property
@@ -77,16 +98,22 @@ def average_and_check(
     is_surely_finite: bool = False,
 ) -> Averaged:
     """The mean of `fp32` payloads in rank order, in `out`: the bits of `Accumulator`, in one pass over memory."""
-    result, is_good = xxhash.xxh3_64(), True
+    passes, is_good = _passes.current(), True
+    result: xxhash.xxh3_64 | Hash | None = None
 
     def done(tile: F32) -> None:
         nonlocal is_good
-        if is_hashed:
+        if isinstance(result, xxhash.xxh3_64):
             result.update(as_bytes(tile))
         is_good = is_good and (is_surely_finite or math.isfinite(sum_of_squares(tile)))
 
-    Accumulator(out.size, coefficients, out).add_opened(parts, TILE, done)
-    return Averaged(tuple(part.check for part in parts), result.hexdigest() if is_hashed else "", is_good)
+    if passes is not None and len(parts) > 1 and out.size >= _LEAST:
+        result = Hash(passes) if is_hashed else None
+        mixed.mean(passes, parts, coefficients, out, result, None if is_surely_finite else done)
+    else:
+        result = xxhash.xxh3_64() if is_hashed else None
+        Accumulator(out.size, coefficients, out).add_opened(parts, TILE, done)
+    return Averaged(tuple(part.check for part in parts), result.hexdigest() if result else "", is_good)
 
 
 def _rows_dot(rows: F32) -> F32:
@@ -103,6 +130,12 @@ def sum_of_squares(values: F32) -> float:
             total += float(_rows_dot(values[:split].reshape(-1, _ROW)).sum(dtype=np.float64))
         if split < values.size:
             total += float(np.einsum("i,i->", values[split:], values[split:]))
-        if not math.isfinite(total) or total < 1e-30:  # squares of large or small values do not fit in float32
-            total = float(np.square(values, dtype=np.float64).sum())
-    return total
+    return _sound(total, values)
+
+
+def _sound(total: float, values: F32) -> float:
+    """A sum of squares, once more in float64 if squares of large or small values did not fit in float32."""
+    if math.isfinite(total) and total >= 1e-30:
+        return total
+    with quiet():
+        return float(np.square(values, dtype=np.float64).sum())

@@ -10,9 +10,11 @@ import sys
 import numpy as np
 import xxhash
 
+from atoll._passes import Hash, Passes
 from atoll._time import Clock
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.kernels import aligned
+from atoll.rounds.mixed import Room
 from atoll.rounds.seal import PREAMBLE_BYTES, open_front, open_header
 from atoll.stores.base import Body
 
@@ -22,7 +24,8 @@ class Incoming:
 
     def __init__(self, body: Body, clock: Clock, *, kind: str) -> None:
         """Reads the front. Raises `CorruptUpdate` when it does not check out, `StoreUnavailable` when it stays out."""
-        self._body, self._clock, self._state = body, clock, xxhash.xxh3_64()
+        self._body, self._clock = body, clock
+        self._state: xxhash.xxh3_64 | Hash = xxhash.xxh3_64()
         self.seconds = 0.0
         """How long its reader waited for bytes."""
         preamble = bytearray(min(PREAMBLE_BYTES, body.size))
@@ -40,10 +43,22 @@ class Incoming:
 
     def take(self, room: memoryview) -> None:
         """The next bytes of the payload."""
+        self._receive(room)
+        if isinstance(self._state, xxhash.xxh3_64):
+            self._state.update(room)
+
+    def _receive(self, room: memoryview) -> None:
         began = self._clock.monotonic()
         self._body.readinto(room)
         self.seconds += self._clock.monotonic() - began
-        self._state.update(room)
+
+    def hashed_by(self, passes: Passes) -> Hash:
+        self._state = Hash(passes)
+        return self._state
+
+    def tile(self, start: int, count: int, room: Room) -> int:  # noqa: ARG002 - one after the other
+        self._receive(room.bytes_of(count))
+        return room.address
 
     def read(self, start: int, room: F32) -> F32:  # noqa: ARG002 - one after the other
         self.take(as_bytes(room))

@@ -135,11 +135,12 @@ def use(kernels: Kernels) -> None:
 
 
 def _fastest() -> Kernels:
+    from atoll._compiled import NotUsable
     from atoll.rounds import native  # here and not above: `import atoll` loads no library
 
     try:
         return native.load()
-    except native.NotUsable:
+    except NotUsable:
         return NUMPY
 
 

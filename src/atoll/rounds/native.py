@@ -1,24 +1,19 @@
 """The kernels of `_native.c`, for whoever has them: the same bits as numpy's, at the speed of memory.
 
-`kernels.current` asks for them when arithmetic is first needed. The library is used only if it was built from the
-source that lies beside it, and computes what numpy computes on hard values. ctypes lets other threads run meanwhile.
+`kernels.current` asks for them when arithmetic is first needed. The library is used only if it computes what numpy
+computes on hard values. ctypes lets other threads run meanwhile.
 """
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import os
-import sys
 from collections.abc import Callable
-from ctypes import CDLL, addressof, c_char, c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll._compiled import Functions, NotUsable, address_of, opened, room_of
 from atoll.rounds.kernels import F32, U8, U16, NumpyKernels
 
 LIBRARY = Path(__file__).with_name("_native.so")
@@ -28,8 +23,7 @@ _GROUP = 2048
 _SET, _ADD, _ADD_TIMES = range(3)
 _WRITE_BLOCKS = (None, c_void_p, c_int64, c_void_p, c_void_p)
 _READ_BLOCKS = (None, c_int, c_float, c_void_p, c_void_p, c_int64, c_void_p)
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what each gives, then what it takes
-    "atoll_source": (c_char_p,),
+_FUNCTIONS: Functions = {
     "atoll_has_fma": (c_int,),
     "atoll_fma": (None, c_void_p, c_float, c_void_p, c_int64, c_void_p),
     "atoll_bf16_write": (None, c_void_p, c_int64, c_void_p),
@@ -39,10 +33,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what each gives, then what it take
     "atoll_int4_write": _WRITE_BLOCKS,
     "atoll_int4_read": _READ_BLOCKS,
 }
-
-
-class NotUsable(Exception):
-    """Why numpy does the work instead."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +54,17 @@ class NativeBlocks:
 
     def __init__(self, how: _Blocks, scales: U16, codes: U8) -> None:
         self._how, self._scales, self._codes = how, scales, codes
-        self._scales_at, self._codes_at = _at(scales, np.uint16), _at(codes, np.uint8)
+        self._scales_at, self._codes_at = address_of(scales, np.uint16), address_of(codes, np.uint8)
 
     def write(self, start: int, values: F32) -> None:
         assert self._scales.flags.writeable and self._codes.flags.writeable  # noqa: PT018
-        self._how.write(_at(values, np.float32), values.size, *self._part(start, values.size))
+        self._how.write(address_of(values, np.float32), values.size, *self._part(start, values.size))
 
     def read(self, start: int, out: F32) -> None:
-        self._how.read(_SET, 0.0, *self._part(start, out.size), out.size, _room(out, np.float32))
+        self._how.read(_SET, 0.0, *self._part(start, out.size), out.size, room_of(out, np.float32))
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
-        self._how.read(*_added(factor), *self._part(start, total.size), total.size, _room(total, np.float32))
+        self._how.read(*_added(factor), *self._part(start, total.size), total.size, room_of(total, np.float32))
 
     def _part(self, start: int, count: int) -> tuple[int, int]:
         """Where the scales and codes of these values are."""
@@ -98,22 +88,26 @@ class NativeKernels(NumpyKernels):
 
     def to_bf16(self, values: F32, out: U16) -> None:
         assert values.size == out.size
-        self._library.atoll_bf16_write(_at(values, np.float32), values.size, _room(out, np.uint16))
+        self._library.atoll_bf16_write(address_of(values, np.float32), values.size, room_of(out, np.uint16))
 
     def from_bf16(self, bits: U16, out: F32) -> None:
         assert bits.size == out.size
-        self._library.atoll_bf16_read(_SET, 0.0, _at(bits, np.uint16), bits.size, _room(out, np.float32))
+        self._library.atoll_bf16_read(_SET, 0.0, address_of(bits, np.uint16), bits.size, room_of(out, np.float32))
 
     def add_bf16(self, bits: U16, total: F32, factor: np.float32 | None = None) -> None:
         assert bits.size == total.size
-        self._library.atoll_bf16_read(*_added(factor), _at(bits, np.uint16), bits.size, _room(total, np.float32))
+        self._library.atoll_bf16_read(
+            *_added(factor), address_of(bits, np.uint16), bits.size, room_of(total, np.float32)
+        )
 
     def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
         if not self._has_fma:
             super().fma(a, b, c, out)
             return
         assert a.size == c.size == out.size
-        self._library.atoll_fma(_at(a, np.float32), float(b), _at(c, np.float32), a.size, _room(out, np.float32))
+        self._library.atoll_fma(
+            address_of(a, np.float32), float(b), address_of(c, np.float32), a.size, room_of(out, np.float32)
+        )
 
     def blocks(self, codec: str, scales: U16, codes: U8) -> NativeBlocks | None:
         how = self._blocks.get(codec)
@@ -124,45 +118,11 @@ def load(library: Path = LIBRARY, source: Path = SOURCE) -> NativeKernels:
     """The compiled kernels, proven, or `NotUsable`."""
     from atoll.rounds.native_proof import disagreement
 
-    if os.environ.get("ATOLL_PURE", "") not in ("", "0"):
-        raise NotUsable("ATOLL_PURE is set")
-    if sys.byteorder != "little":
-        raise NotUsable("the library is for little-endian machines")
-    kernels = NativeKernels(_opened(library, source))
+    kernels = NativeKernels(opened(library, source, _FUNCTIONS))
     if (wrong := disagreement(kernels)) is not None:
         raise NotUsable(f"{library.name} does not compute what numpy computes: {wrong}")
     return kernels
 
 
-def _opened(path: Path, source: Path) -> CDLL:
-    try:
-        wanted = hashlib.sha256(source.read_bytes()).hexdigest()
-        library = ctypes.CDLL(str(path))
-        for name, (result, *arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, result
-    except (OSError, AttributeError) as exc:
-        raise NotUsable(f"{path.name}: {exc}") from exc
-    if library.atoll_source().decode(errors="replace") != wanted:
-        raise NotUsable(f"{path.name} was built from another {source.name}")
-    return library
-
-
 def _added(factor: np.float32 | None) -> tuple[int, float]:
     return (_ADD, 0.0) if factor is None else (_ADD_TIMES, float(factor))
-
-
-def _at(array: NDArray[Any], dtype: type[Any]) -> int:
-    """Where a contiguous array begins. C would not ask what it is."""
-    assert array.flags.c_contiguous and array.dtype == dtype  # noqa: PT018
-    if array.flags.writeable and array.size:
-        # A quarter of the time, but only of what can be written.
-        return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _room(array: NDArray[Any], dtype: type[Any]) -> int:
-    """The same of one that is written to."""
-    assert array.flags.writeable
-    return _at(array, dtype)

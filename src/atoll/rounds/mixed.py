@@ -1,0 +1,75 @@
+"""The mean of `fp32` payloads by the compiled passes: added up, divided and hashed in one go, the bits of `reduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from atoll._compiled import room_of
+from atoll._passes import Hash, Mixture, Passes
+from atoll.rounds.codec import F32, as_bytes
+from atoll.rounds.kernels import aligned
+from atoll.rounds.reduce import Coefficients
+
+TILE = 1 << 17
+"""Values: few enough to stay in the caches until they are added, and enough for the interpreter not to be noticed."""
+
+
+class Room:
+    """Memory for a tile, and where that is."""
+
+    def __init__(self) -> None:
+        self.values: F32 = aligned(TILE)
+        self.address = room_of(self.values, np.float32)
+        self._bytes = as_bytes(self.values)
+
+    def bytes_of(self, count: int) -> memoryview:
+        return self._bytes if count == TILE else self._bytes[: 4 * count]
+
+
+class Tiled(Protocol):
+    """A payload whose values come tile by tile, from its beginning to its end."""
+
+    def hashed_by(self, passes: Passes) -> Hash | None:
+        """Leave hashing to whoever takes the tiles; None if its hash is known."""
+        ...
+
+    def tile(self, start: int, count: int, room: Room) -> int:
+        """Where the next values are: in the room, if they have no other place."""
+        ...
+
+
+def mean(
+    passes: Passes,
+    parts: Sequence[Tiled],
+    coefficients: Coefficients,
+    out: F32,
+    result: Hash | None,
+    done: Callable[[F32], None] | None,
+) -> None:
+    """Fill `out` with the mean of at least two parts. `done` gets each tile of it."""
+    first, *others = zip(parts, [part.hashed_by(passes) for part in parts], strict=True)
+    steps = _steps(coefficients)
+    rooms, sums = (Room(), Room()), Room()
+    out_at = room_of(out, np.float32)
+    for start in range(0, out.size, TILE):
+        count = min(TILE, out.size - start)
+        total, of_total = first[0].tile(start, count, rooms[0]), first[1]
+        for (part, hashed), step in zip(others, steps, strict=True):
+            values = part.tile(start, count, rooms[1])
+            is_last = step is steps[-1]
+            room, of_room = (out_at + 4 * start, result) if is_last else (sums.address, None)
+            passes.mix(step, (total, of_total), (values, hashed), (room, of_room), count, is_done=is_last)
+            total, of_total = room, None
+        if done is not None:
+            done(out[start : start + count])
+
+
+def _steps(coefficients: Coefficients) -> list[Mixture]:
+    """How each part but the first is added to what came before it."""
+    count, factors = coefficients.count, coefficients.factors
+    if factors is None:
+        return [Mixture.of(divisor=count if turn == count - 1 else 1) for turn in range(1, count)]
+    return [Mixture.of(float(factors[0]) if turn == 1 else 1.0, float(factors[turn])) for turn in range(1, count)]
