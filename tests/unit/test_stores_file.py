@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from atoll.errors import BadKey, ConfigError, KeyExists, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
-from atoll.stores._file_reading import is_local
+from atoll.stores._file_reading import file_system, is_local
 from atoll.stores.base import check_key
 from atoll.stores.file import FileStore
 
@@ -308,7 +308,9 @@ def test_files_are_read_where_they_lie_on_this_machines_own_file_systems_only(tm
         "3 2 0:6 / /net/fast\\040disk rw - tmpfs tmpfs rw\n"
     )
     monkeypatch.setattr("atoll.stores._file_reading._MOUNTS", mounts)
-    found = {path: is_local(Path(path)) for path in ("/a", "/net", "/net/b", "/network", "/net/fast disk/c")}
+    found = {
+        path: is_local(file_system(Path(path))) for path in ("/a", "/net", "/net/b", "/network", "/net/fast disk/c")
+    }
     assert found == {"/a": True, "/net": False, "/net/b": False, "/network": True, "/net/fast disk/c": True}
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from atoll.errors import AtollError, BadKey, StoreError, StoreRefused, StoreUnavailable
 
@@ -16,15 +15,22 @@ _UNAVAILABLE = {
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-@contextmanager
-def file_errors(verb: str, uri: str, key: str) -> Iterator[None]:
+class file_errors:  # noqa: N801 - used as a function is
     """Turn an `OSError` inside the block into a typed store error, keeping the cause. (S11)"""
-    try:
-        yield
-    except AtollError:
-        raise
-    except OSError as exc:
-        raise translated(exc, verb, uri, key) from exc
+
+    __slots__ = ("_what",)
+
+    def __init__(self, verb: str, uri: str, key: str) -> None:
+        self._what = verb, uri, key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(exc, OSError) and not isinstance(exc, AtollError):
+            raise translated(exc, *self._what) from exc
 
 
 def translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:

@@ -70,12 +70,17 @@ def read(fd: int, start: int, length: int | None, *, may_map: bool) -> Buffer:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def is_local(folder: Path) -> bool:
-    """Whether the folder is on a file system that only this machine writes to."""
+def is_local(kind: str) -> bool:
+    """Whether only this machine writes to such a file system."""
+    return kind in _LOCAL
+
+
+def file_system(folder: Path) -> str:
+    """What kind of file system the folder is on; empty if nobody knows."""
     try:
         lines = _MOUNTS.read_text().splitlines()
     except OSError:
-        return False
+        return ""
     best, kind = "", ""
     for line in lines:
         before, _, after = line.partition(" - ")
@@ -83,4 +88,4 @@ def is_local(folder: Path) -> bool:
         inside = folder == Path(point) or point == "/" or str(folder).startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, after.split()[0]
-    return kind in _LOCAL
+    return kind

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import uuid
 from contextlib import suppress
 from itertools import count
@@ -57,24 +58,33 @@ class Spares:
         """Make a spare of this size the file `target`; False when there is none."""
         if size < LEAST_BYTES:
             return False
-        home = f"{self._folder}/{size}"
+        known = self._known.setdefault(size, [])
+        return self._take_one(size, known, target) or (self._look(size, known) and self._take_one(size, known, target))
+
+    def _look(self, size: int, known: list[str]) -> bool:
+        """Learn what there is by now, of other processes too; False if there is nothing."""
+        try:
+            found = os.listdir(f"{self._folder}/{size}")
+        except FileNotFoundError:
+            return False
+        random.shuffle(found)  # or all who look would reach for the same one
         with self._lock:
-            known = self._known.setdefault(size, [])
-            if not known:  # perhaps another process left some
-                with suppress(FileNotFoundError):
-                    known.extend(os.listdir(home))
-            candidates = [known.pop() for _ in range(min(len(known), 8))]
-        for i, name in enumerate(candidates):
+            known[:] = found
+        return bool(found)
+
+    def _take_one(self, size: int, known: list[str], target: str) -> bool:
+        """Take one of those we know that is still there."""
+        while True:
+            with self._lock:
+                if not known:
+                    return False
+                spare = f"{self._folder}/{size}/{known.pop()}"
             with suppress(FileNotFoundError):
-                os.utime(f"{home}/{name}")  # or it would look like something a dead writer left long ago
-                os.rename(f"{home}/{name}", target)
-                if os.stat(target).st_nlink > 1:  # also under another name: a writer that died, or somebody's copy
-                    os.unlink(target)
-                    continue
-                with self._lock:
-                    known.extend(candidates[i + 1 :])
-                return True
-        return False
+                os.utime(spare)  # or it would look like something a dead writer left long ago
+                os.rename(spare, target)
+                if os.stat(target).st_nlink == 1:
+                    return True
+                os.unlink(target)  # also under another name: a writer that died, or somebody's copy
 
     def clear(self, oldest: float = math.inf) -> None:
         """Remove every spare that was last written before this time, whoever left it."""

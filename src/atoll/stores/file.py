@@ -20,8 +20,9 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 
 from atoll.errors import ConfigError, KeyExists, KeyNotFound
 from atoll.stores._file_errors import file_errors
+from atoll.stores._file_huge import HUGE, overwrite
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
-from atoll.stores._file_reading import FileBody, is_local, read
+from atoll.stores._file_reading import FileBody, file_system, is_local, read
 from atoll.stores._file_spares import SPARE_FOLDER, Spares
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 
@@ -47,7 +48,8 @@ class FileStore:
         self._fsync = fsync
         self._is_swept = False
         self._prefix = f"{uuid.uuid4().hex}."
-        self._may_map: bool | None = None
+        self._kind: str | None = None
+        self._has_huge_pages = True  # as far as is known
         self._folders: set[str] = set()
         self._spares = Spares(f"{self._root}/{TEMP_FOLDER}/{SPARE_FOLDER}") if recycle else None
 
@@ -72,7 +74,7 @@ class FileStore:
         fd = self._open(key)
         try:
             with file_errors("read", self.uri, key):
-                return read(fd, start, length, may_map=self._can_map())
+                return read(fd, start, length, may_map=is_local(self._file_system()))
         finally:
             os.close(fd)
 
@@ -121,10 +123,10 @@ class FileStore:
             except (FileNotFoundError, NotADirectoryError):
                 raise KeyNotFound(key, uri=self.uri) from None
 
-    def _can_map(self) -> bool:
-        if self._may_map is None:
-            self._may_map = is_local(self.root)
-        return self._may_map
+    def _file_system(self) -> str:
+        if self._kind is None:
+            self._kind = file_system(self.root)
+        return self._kind
 
     def _path(self, key: str) -> str:
         return path_of(self._root, check_key(key), is_folder=False)
@@ -135,9 +137,10 @@ class FileStore:
         temp = self._new_temp()
         is_spare = self._spares is not None and self._spares.take(sum(map(len, parts)), temp)
         try:
-            fd = os.open(temp, os.O_WRONLY | os.O_CLOEXEC | (0 if is_spare else os.O_CREAT | os.O_EXCL), 0o666)
+            fd = os.open(temp, os.O_RDWR | os.O_CLOEXEC | (0 if is_spare else os.O_CREAT | os.O_EXCL), 0o666)
             try:
-                _write(fd, parts)
+                if not (is_spare and self._overwrite(fd, parts)):
+                    _write(fd, parts)
                 if self._fsync:
                     os.fsync(fd)
             finally:
@@ -150,6 +153,13 @@ class FileStore:
         finally:
             with suppress(OSError):
                 os.unlink(temp)
+
+    def _overwrite(self, fd: int, parts: Sequence[memoryview]) -> bool:
+        """Write a spare in the fastest way; False if it has to be written as any other file."""
+        if not self._has_huge_pages or sum(map(len, parts)) < HUGE or self._file_system() != "tmpfs":
+            return False
+        self._has_huge_pages = overwrite(fd, parts)
+        return self._has_huge_pages
 
     def _new_temp(self) -> str:
         folder = self._make_folder(f"{self._root}/{TEMP_FOLDER}")
