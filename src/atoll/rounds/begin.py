@@ -110,7 +110,7 @@ def _good_chunk(io: Requests, keys: RoundKeys, wanted: Agreement) -> Steps[int]:
     asked = io.clock.monotonic()
     yield from io.probe(keys.agreement())
     is_near = io.clock.monotonic() - asked < NEAR_S
-    return default_chunk(size, min(_CHUNKS, max(_NEAR_CHUNKS, 2 * wanted.world_size)) if is_near else _CHUNKS)
+    return default_chunk(size, min(_CHUNKS, max(_NEAR_CHUNKS, wanted.world_size)) if is_near else _CHUNKS)
 
 
 ANY_CHUNK = 0

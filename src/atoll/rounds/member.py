@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 from atoll._time import backoff
 from atoll.rounds.checks import Expected
@@ -17,11 +19,11 @@ from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Agreement, Claim, Commit
 from atoll.rounds.requests import Requests
 
-_CONNECTIONS = ((0.0003, 4), (0.03, 16))
-"""Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
-_MOST_CONNECTIONS = 48
 NEAR_S = 0.0003
 """Small requests faster than this: the store is this machine's own."""
+_NEAR_CONNECTIONS, _CONNECTIONS, _MOST_CONNECTIONS = 4, 16, 48
+_FAR_S = 0.03
+"""Small requests slower than this: the store is far away, and needs most connections."""
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
@@ -130,8 +132,9 @@ class Member:
         """Bulk requests in flight at once."""
         if self.tuning.connections is not None:
             return max(1, self.tuning.connections)
-        trip_s = min(self.memory.trips, default=0.0)
-        wanted = next((few for limit_s, few in _CONNECTIONS if trip_s < limit_s), _MOST_CONNECTIONS)
+        if self.is_near:
+            return max(2, min(_NEAR_CONNECTIONS, _cores()))  # all they do is copy
+        wanted = _CONNECTIONS if min(self.memory.trips, default=0.0) < _FAR_S else _MOST_CONNECTIONS
         return max(wanted, min(len(self.memory.members), _MOST_CONNECTIONS))
 
     @property
@@ -161,7 +164,7 @@ class Member:
         return self.agreement.layouts[fragment]
 
     def grid(self, fragment: int) -> Grid:
-        return Grid(self.layout(fragment).size, self.agreement.chunk)
+        return _grid(self.layout(fragment).size, self.agreement.chunk)
 
     def expected(self, fragment: int) -> Expected:
         return Expected(
@@ -172,3 +175,14 @@ class Member:
             tuple(self.memory.norms.get(fragment, ())),
             self.tuning.outlier_factor,
         )
+
+
+@cache
+def _cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@lru_cache(maxsize=64)
+def _grid(size: int, chunk: int) -> Grid:
+    return Grid(size, chunk)
