@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from atoll.errors import BadKey, InternalError
@@ -68,7 +69,7 @@ class RunKeys:
 
     run_id: str
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         """Everything of this run, and nothing of another, lies under this."""
         return f"runs/{run_part(self.run_id)}/"
@@ -151,7 +152,7 @@ class RoundKeys:
 
     run_id: str
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         return f"{RunKeys(self.run_id).prefix}sync/"
 

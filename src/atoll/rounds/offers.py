@@ -7,6 +7,7 @@ The chunks that a rank expects to average itself may be held back: nobody else n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from atoll.errors import CorruptUpdate
@@ -45,7 +46,7 @@ class Offer:
         """Whether a chunk was not in the store when this was written."""
         return bool(self.expected) and self.expected[chunk % len(self.expected)] == self.rank
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """XXH3-128 of layout, codec and chunk checksums, each followed by a line feed: what a commit names."""
         return digest("".join(f"{part}\n" for part in (self.layout, self.codec, *self.chunks)).encode())

@@ -57,7 +57,10 @@ class _Draft:
     is_included: bool = False
 
     def track(self, phase: str) -> Track:
-        return self.phases.setdefault(phase, Track())
+        found = self.phases.get(phase)
+        if found is None:
+            found = self.phases[phase] = Track()
+        return found
 
 
 class Timeline:
@@ -92,7 +95,7 @@ class Timeline:
                 self._is_told = True
                 self._compute.add(began, ended)
             elif self._drafts:
-                named = [draft for draft in self._drafts if draft.round_no == round_no]
+                named = [] if round_no is None else [draft for draft in self._drafts if draft.round_no == round_no]
                 (named or self._drafts)[-1].track(phase).add(began, ended)
 
     def begin(self, round_no: int, fragment: int) -> None:
