@@ -71,7 +71,7 @@ class Plan:
 
 
 class Team:
-    """`with Team(plan) as team: team.round("gloo")`. The first round of every arm is a warm-up; call `warm_up`."""
+    """`with Team(plan) as team: team.round("gloo")`. Call `warm_up` first: two rounds of every arm."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -103,8 +103,9 @@ class Team:
                 process.join()
 
     def warm_up(self) -> dict[str, Team]:
-        """One round of every arm: joining, first connections, first pages. Results are checked in full."""
-        for arm in self.plan.arms:
+        """Two rounds of every arm: joining, first connections, first pages; then files that are written again for the
+        first time. Results are checked in full."""
+        for arm in (*self.plan.arms, *self.plan.arms):
             self.round(arm, is_checked_in_full=True)
         return dict.fromkeys(self.plan.arms, self)
 
