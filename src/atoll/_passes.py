@@ -63,6 +63,7 @@ _FUNCTIONS: Functions = {
     "atoll_hash_start": (None, c_void_p),
     "atoll_hash_end": (c_uint64, c_void_p),
     "atoll_copy": (None, c_void_p, c_int64, c_void_p),
+    "atoll_place": (None, c_void_p, c_void_p, c_int64, c_void_p),
     "atoll_look": (c_double, c_void_p, c_void_p, c_int64),
     "atoll_mix": (
         None, POINTER(Mixture), c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int,
@@ -97,6 +98,10 @@ class Passes:
         """Copy what nobody will look at soon."""
         assert data.size == out.size
         self.library.atoll_copy(address_of(data, np.uint8), data.size, room_of(out, np.uint8))
+
+    def place(self, data: int, out: NDArray[np.float32], hashed: Hash) -> None:
+        """Copy values that have just been received to where nobody will look at them soon, and hash them."""
+        self.library.atoll_place(hashed.address, data, 4 * out.size, room_of(out, np.float32))
 
     def look(self, values: NDArray[np.float32], hashed: Hash) -> float:
         """The sum of squares, as float32 has it: infinite where squares do not fit."""

@@ -165,6 +165,23 @@ API FAST void atoll_copy(const uint8_t *data, int64_t bytes, uint8_t *out) {
     memcpy(out + at, data + at, (size_t)(bytes - at));
 }
 
+/* Copy what was received, and hash it. */
+API FAST void atoll_place(hash *h, const uint8_t *data, int64_t bytes, uint8_t *out) {
+    int64_t kept = kept_of(bytes), at = 0;
+    int is_past = can_write_past(out);
+    lanes l = resumed(h);
+    for (; at < bytes - kept; at += BLOCK) {
+        l = with_block(l, data + at);
+        if (is_past)
+            write_past(out + at, data + at);
+        else
+            memcpy(out + at, data + at, BLOCK);
+    }
+    _mm_sfence();
+    memcpy(out + at, data + at, (size_t)kept);
+    suspend(h, l, data, bytes, kept);
+}
+
 /* In float32 for a block only: short enough to keep four digits. */
 INLINE double squares_of(const float *values) {
     floats sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};

@@ -109,6 +109,18 @@ def test_a_copy_is_one_wherever_it_begins(passes: Passes, size: int, shift: int)
     assert (room[shift + size :] == 171).all()
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_what_is_placed_is_hashed(passes: Passes, size: int, shift: int) -> None:
+    values, room, hashed = normal(size), np.full(size + shift + 8, 7.0, np.float32), Hash(passes)
+    for at in range(0, size, 2 * BLOCK):
+        piece = values[at : at + 2 * BLOCK]
+        passes.place(place(piece)[0], room[shift + at : shift + at + piece.size], hashed)
+    assert np.array_equal(room[shift : shift + size], values)
+    assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
+    assert (room[shift + size :] == 7.0).all()
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "what"),
     [

@@ -215,8 +215,7 @@ def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
     start, stop = work.grid.span(chunk)
     room = work.room(start, stop)
     if how.name == "fp32" and room is not None and not _is_only_copy(work, chunk):
-        for first in range(0, room.size, fused.TILE):
-            incoming.read(first, room[first : first + fused.TILE])
+        fused.place(incoming, room)
         return incoming.check == check
     payload = incoming.whole()
     if incoming.check != check:

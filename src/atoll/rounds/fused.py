@@ -89,6 +89,16 @@ class Averaged:
     is_finite: bool
 
 
+def place(payload: Hashed, out: F32) -> None:
+    """Read a whole payload of `fp32` to where its values belong; its `check` is known then."""
+    passes = _passes.current()
+    if passes is not None and out.size >= _LEAST and (hashed := payload.hashed_by(passes)) is not None:
+        mixed.place(passes, payload, hashed, out)
+        return
+    for start in range(0, out.size, TILE):
+        payload.read(start, out[start : start + TILE])
+
+
 def average_and_check(
     parts: Sequence[Hashed],
     coefficients: Coefficients,

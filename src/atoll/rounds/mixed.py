@@ -1,4 +1,4 @@
-"""The mean of `fp32` payloads by the compiled passes: added up, divided and hashed in one go, the bits of `reduce`."""
+"""`fp32` payloads by the compiled passes: added up, divided and hashed in one go, the bits of `reduce`."""
 
 from __future__ import annotations
 
@@ -65,6 +65,14 @@ def mean(
             total, of_total = room, None
         if done is not None:
             done(out[start : start + count])
+
+
+def place(passes: Passes, payload: Tiled, hashed: Hash, out: F32) -> None:
+    """Fill `out` with a payload that is received where its last tile was: near, not far."""
+    room = Room()
+    for start in range(0, out.size, TILE):
+        tile = out[start : start + TILE]
+        passes.place(payload.tile(start, tile.size, room), tile, hashed)
 
 
 def _steps(coefficients: Coefficients) -> list[Mixture]:
