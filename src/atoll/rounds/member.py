@@ -158,7 +158,9 @@ class Member:
     def pauses(self) -> Iterator[float]:
         """Jittered, growing pauses between looks at the store."""
         tuning = self.tuning
-        return backoff(tuning.poll_first_s, factor=1.5, cap_s=tuning.poll_cap_s, jitter=0.25, rng=self.io.rng)
+        # Where the store is this machine's own, so are the others, and few of them are soon done.
+        first_s = tuning.poll_first_s * (min(1.0, (len(self.memory.members) or 8) / 8) if self.is_near else 1.0)
+        return backoff(first_s, factor=1.5, cap_s=tuning.poll_cap_s, jitter=0.25, rng=self.io.rng)
 
     def layout(self, fragment: int) -> Layout:
         return self.agreement.layouts[fragment]

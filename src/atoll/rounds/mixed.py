@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import local
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,16 @@ class Room:
         return self._bytes if count == TILE else self._bytes[: 4 * count]
 
 
+class _Rooms(local):
+    """Of the calling thread only: memory that is new costs more than what is done in it."""
+
+    def __init__(self) -> None:
+        self.all = (Room(), Room(), Room())
+
+
+_rooms = _Rooms()
+
+
 class Tiled(Protocol):
     """A payload whose values come tile by tile, from its beginning to its end."""
 
@@ -52,13 +63,13 @@ def mean(
     """Fill `out` with the mean of at least two parts. `done` gets each tile of it."""
     first, *others = zip(parts, [part.hashed_by(passes) for part in parts], strict=True)
     steps = _steps(coefficients)
-    rooms, sums = (Room(), Room()), Room()
+    first_room, room_for_others, sums = _rooms.all
     out_at = room_of(out, np.float32)
     for start in range(0, out.size, TILE):
         count = min(TILE, out.size - start)
-        total, of_total = first[0].tile(start, count, rooms[0]), first[1]
+        total, of_total = first[0].tile(start, count, first_room), first[1]
         for (part, hashed), step in zip(others, steps, strict=True):
-            values = part.tile(start, count, rooms[1])
+            values = part.tile(start, count, room_for_others)
             is_last = step is steps[-1]
             room, of_room = (out_at + 4 * start, result) if is_last else (sums.address, None)
             passes.mix(step, (total, of_total), (values, hashed), (room, of_room), count, is_done=is_last)
@@ -69,7 +80,7 @@ def mean(
 
 def place(passes: Passes, payload: Tiled, hashed: Hash, out: F32) -> None:
     """Fill `out` with a payload that is received where its last tile was: near, not far."""
-    room = Room()
+    room = _rooms.all[0]
     for start in range(0, out.size, TILE):
         tile = out[start : start + TILE]
         passes.place(payload.tile(start, tile.size, room), tile, hashed)

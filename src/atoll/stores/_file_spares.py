@@ -44,11 +44,12 @@ class Spares:
             known = self._known.setdefault(size, [])
             if len(known) >= _MOST:
                 return False
-        try:
-            os.makedirs(home, exist_ok=True)
-        except OSError:  # a full disk, say, where deleting must still work
-            return False
         name = f"{self._prefix}{os.getpid()}.{next(_numbers)}"
+        if not os.path.isdir(home):
+            try:
+                os.makedirs(home, exist_ok=True)
+            except OSError:  # a full disk, say, where deleting must still work
+                return False
         os.rename(path, f"{home}/{name}")
         with self._lock:
             known.append(name)
