@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.errors import CorruptUpdate, Fenced, KeyExists, LeftBehind
+from atoll.errors import CorruptUpdate, Fenced, InvalidSpec, KeyExists, LeftBehind
 from atoll.rounds.client import RoundClient
 from atoll.rounds.drive import Driver
 from atoll.rounds.keys import RoundKeys
@@ -228,3 +228,10 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
         assert sorted(ended) == [0, 1, 2, 3]
     finally:
         drive.close()
+
+
+def test_a_quorum_that_can_never_be_had_is_refused_before_anything_is_written():
+    store = MemoryStore()
+    with pytest.raises(InvalidSpec, match=r"least=3: at most 2, the number of replicas"):
+        RoundClient(store, "run", 0, 2, layouts=[LAYOUT], quorum=Quorum(3))
+    assert list(store.list()) == []

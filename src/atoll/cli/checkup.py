@@ -88,6 +88,7 @@ def _codecs() -> Check:
     """Who computes what codecs need. Whoever it is, it works; the question is how fast."""
     if find_spec("numpy") is None or find_spec("xxhash") is None:
         return Check("codecs", True, "numpy and xxhash are not installed; only training and its tools need them")
+    from atoll import _passes
     from atoll._compiled import NotUsable
     from atoll.rounds import native
 
@@ -95,7 +96,11 @@ def _codecs() -> Check:
         native.load()
     except NotUsable as exc:
         return Check("codecs", True, f"numpy does their work, not compiled: {exc}")
-    return Check("codecs", True, "compiled")
+    try:
+        _passes.load()
+    except NotUsable as exc:
+        return Check("codecs", True, f"compiled; numpy adds up what is not encoded: {exc}")
+    return Check("codecs", True, "compiled, and so are sums and checksums")
 
 
 def _home() -> Check:

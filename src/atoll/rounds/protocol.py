@@ -72,6 +72,7 @@ class RoundProtocol:
         self._rank, self._attempt = rank, attempt
         self._quorum, self._tuning = quorum or Quorum(), tuning or Tuning()
         self._token = token or uuid.uuid4().hex
+        self._quorum.check_reachable(world_size)
         if chunk:
             Grid(0, chunk)  # refuses odd sizes
         self._wanted = Agreement(

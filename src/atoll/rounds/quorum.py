@@ -71,6 +71,11 @@ class Quorum:
         if problems:
             raise InvalidSpec("quorum", problems)
 
+    def check_reachable(self, world_size: int) -> None:
+        """Raise `InvalidSpec` if a round needs more updates than there are replicas."""
+        if self.least is not None and self.least > world_size:
+            raise InvalidSpec("quorum", [f"least={self.least}: at most {world_size}, the number of replicas"])
+
     @property
     def is_strict(self) -> bool:
         return self.least is None
