@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_rounds_client import LAYOUT, train
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, RunNotFound
 from atoll.rounds.chunks import MeanName
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid
@@ -97,5 +97,9 @@ def test_a_snapshot_that_is_not_the_state_is_found() -> None:
 
 
 def test_a_run_nobody_joined_is_said_to_be_that() -> None:
+    store = MemoryStore()
+    with pytest.raises(RunNotFound, match="no run `nobody`"):
+        verify(store, "nobody")
+    store.put("runs/nobody/run.json", b"{}")
     with pytest.raises(ConfigError, match="no replica has joined"):
-        verify(MemoryStore(), "run")
+        verify(store, "nobody")

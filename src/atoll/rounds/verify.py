@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from atoll.errors import ConfigError, CorruptUpdate, KeyNotFound
+from atoll.errors import ConfigError, CorruptUpdate, KeyNotFound, RunNotFound
 from atoll.rounds.blobs import sections
 from atoll.rounds.chunks import MeanName, inline_chunk, open_chunk, update_header
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.codec_bf16 import from_bf16_bits
-from atoll.rounds.keys import RoundKeys
+from atoll.rounds.keys import RoundKeys, RunKeys
 from atoll.rounds.layout import Grid, Layout, numpy_dtype
 from atoll.rounds.offers import Offer
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
@@ -96,6 +96,9 @@ class Verification:
         try:
             self._agreement = self._read(self._keys.agreement(), Agreement.open)
         except KeyNotFound as exc:
+            if next(iter(store.list(RunKeys(run_id).prefix)), None) is None:
+                hint = f"`atoll ps --store {store.uri}` lists what is there"
+                raise RunNotFound(f"no run `{run_id}` in {store.uri}", hint=hint) from exc
             raise ConfigError(f"run `{run_id}` has no agreement in {store.uri}: no replica has joined it") from exc
         outer = self._agreement.settings.get("outer")
         self._rule = None if outer is None else OuterRule.from_json(outer)
