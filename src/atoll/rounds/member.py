@@ -21,9 +21,11 @@ from atoll.rounds.requests import Requests
 
 NEAR_S = 0.0003
 """Small requests faster than this: the store is this machine's own."""
-_NEAR_CONNECTIONS, _CONNECTIONS, _MOST_CONNECTIONS = 4, 16, 48
-_FAR_S = 0.03
-"""Small requests slower than this: the store is far away, and needs most connections."""
+_CONNECTIONS = ((NEAR_S, 4), (0.03, 16))
+"""Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
+_MOST_CONNECTIONS = 48
+_AT_ONCE_S = 0.0001
+"""Small requests faster than this: nobody answers them but our own processor, which copies when it has several."""
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
@@ -132,9 +134,10 @@ class Member:
         """Bulk requests in flight at once."""
         if self.tuning.connections is not None:
             return max(1, self.tuning.connections)
-        if self.is_near:
-            return max(2, min(_NEAR_CONNECTIONS, _cores()))  # all they do is copy
-        wanted = _CONNECTIONS if min(self.memory.trips, default=0.0) < _FAR_S else _MOST_CONNECTIONS
+        trip_s = min(self.memory.trips, default=_AT_ONCE_S)
+        wanted = next((few for limit_s, few in _CONNECTIONS if trip_s < limit_s), _MOST_CONNECTIONS)
+        if trip_s < _AT_ONCE_S:
+            return max(2, min(wanted, _cores()))
         return max(wanted, min(len(self.memory.members), _MOST_CONNECTIONS))
 
     @property
