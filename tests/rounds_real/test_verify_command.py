@@ -61,5 +61,5 @@ def test_verify_says_what_it_checked_and_finds_every_byte_that_was_changed(place
 
 def test_verify_of_a_run_that_is_not_there_says_so(place: Place) -> None:
     done = atoll_verify(place, f"none-{uuid.uuid4().hex}")
-    assert done.returncode == 2
-    assert "no replica has joined it" in done.stderr
+    assert done.returncode == 3
+    assert "no run `none-" in done.stderr
