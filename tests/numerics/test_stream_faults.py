@@ -400,10 +400,11 @@ def test_saving_while_a_round_is_under_way_is_refused():
 def test_what_was_hidden_is_measured():
     """The exchange of each round is held back until training has made another step."""
     [ctx] = contexts(1)
-    store, trained = FaultyStore(open_store(ctx.store_uri)), Event()
+    store, begun, trained = FaultyStore(open_store(ctx.store_uri)), Event(), Event()
 
     def before(verb: str, key: str) -> None:
         if verb == "create" and "/offer/" in key:
+            begun.set()
             assert trained.wait(60)
 
     store.before = before
@@ -414,6 +415,7 @@ def test_what_was_hidden_is_measured():
         for batch in outer.steps(batches(0, 20), rounds=2):
             loss_of(model, batch).backward()
             inner.step()
+            assert outer.inner_step < 5 or begun.wait(60)
             if outer.inner_step >= 6:
                 trained.set()
     assert 0 < outer.hidden_share <= 1
