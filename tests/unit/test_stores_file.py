@@ -250,6 +250,42 @@ def test_a_file_with_a_second_name_is_not_written_again(tmp_path: Path) -> None:
     assert leftover.read_bytes() == b"m" * BIG
 
 
+def test_a_file_that_was_replaced_while_it_was_deleted_leaves_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger object came between the look at the size and the rename, so its file is a spare of the wrong size."""
+    store, other = FileStore(tmp_path, recycle=True), FileStore(tmp_path)
+    store.put("a", b"a" * BIG)
+    is_there = os.path.isdir
+
+    def replace(path: str) -> bool:
+        monkeypatch.undo()
+        other.put("a", b"b" * (2 * BIG))
+        return is_there(path)
+
+    monkeypatch.setattr(os.path, "isdir", replace)
+    store.delete("a")
+    assert list(store.list()) == []
+    store.put("c", b"c" * BIG)
+    assert bytes(store.get("c")) == b"c" * BIG
+
+
+@pytest.mark.parametrize("refused", ["utime", "rename"])
+def test_a_spare_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """Who may write new files to a folder may not always touch those of others."""
+    store = FileStore(tmp_path, recycle=True)
+    store.put("a", b"a" * BIG)
+    store.delete("a")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not yours")
+
+    monkeypatch.setattr(os, refused, refuse)
+    store.create("b", b"b" * BIG)
+    assert bytes(store.get("b")) == b"b" * BIG
+    assert len(list((tmp_path / TEMP_FOLDER / "spare").glob("*/*"))) == 1
+
+
 def test_a_forked_child_has_unfinished_files_of_its_own(tmp_path: Path) -> None:
     store = FileStore(tmp_path, recycle=True)
     ours, theirs = os.pipe()

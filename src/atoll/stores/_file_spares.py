@@ -80,12 +80,14 @@ class Spares:
                 if not known:
                     return False
                 spare = f"{self._folder}/{size}/{known.pop()}"
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, PermissionError):  # another process has it, or it is another user's
                 os.utime(spare)  # or it would look like something a dead writer left long ago
                 os.rename(spare, target)
-                if os.stat(target).st_nlink == 1:
+                found = os.stat(target)
+                if found.st_nlink == 1 and found.st_size == size:
                     return True
-                os.unlink(target)  # also under another name: a writer that died, or somebody's copy
+                # Also under another name: a writer that died, or somebody's copy. Or replaced while it was deleted.
+                os.unlink(target)
 
     def clear(self, oldest: float = math.inf) -> None:
         """Remove every spare that was last written before this time, whoever left it."""
