@@ -286,6 +286,22 @@ def test_a_spare_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pyte
     assert len(list((tmp_path / TEMP_FOLDER / "spare").glob("*/*"))) == 1
 
 
+def test_a_file_that_may_not_be_written_is_not_written_again(tmp_path: Path) -> None:
+    """An object that was protected by its owner, who may delete it all the same."""
+    store = FileStore(tmp_path, recycle=True)
+    store.put("a", b"a" * BIG)
+    file = next(tmp_path.glob("a*"))
+    number = file.stat().st_ino
+    file.chmod(0o444)
+    with open(file, "rb") as seen:  # so that its number stays its own
+        store.delete("a")
+        store.put("b", b"b" * BIG)
+        found = next(tmp_path.glob("b*")).stat()
+        assert found.st_ino != number
+        assert found.st_mode & 0o200
+        assert seen.read() == b"a" * BIG
+
+
 def test_a_forked_child_has_unfinished_files_of_its_own(tmp_path: Path) -> None:
     store = FileStore(tmp_path, recycle=True)
     ours, theirs = os.pipe()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import stat
 import uuid
 from contextlib import suppress
 from itertools import count
@@ -84,9 +85,10 @@ class Spares:
                 os.utime(spare)  # or it would look like something a dead writer left long ago
                 os.rename(spare, target)
                 found = os.stat(target)
-                if found.st_nlink == 1 and found.st_size == size:
+                if found.st_nlink == 1 and found.st_size == size and found.st_mode & stat.S_IWUSR:
                     return True
-                # Also under another name: a writer that died, or somebody's copy. Or replaced while it was deleted.
+                # Also under another name: a writer that died, or somebody's copy. Replaced while it was deleted. Or
+                # protected by its owner.
                 os.unlink(target)
 
     def clear(self, oldest: float = math.inf) -> None:
