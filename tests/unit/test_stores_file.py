@@ -405,3 +405,15 @@ def test_bodies_that_are_dropped_leave_no_file_open(tmp_path: Path) -> None:
     for count in range(100):
         store.open("a.bin").readinto(memoryview(bytearray(count)))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_file_is_not_written_again(tmp_path: Path) -> None:
+    """It would keep its owner, and who may read it."""
+    store = FileStore(tmp_path, recycle=True)
+    store.put("a", b"a" * BIG)
+    os.chown(next(tmp_path.glob("a*")), 1001, 1001)
+    store.delete("a")
+    store.put("b", b"b" * BIG)
+    assert next(tmp_path.glob("b*")).stat().st_uid == 0
+    assert bytes(store.get("b")) == b"b" * BIG

@@ -60,7 +60,7 @@ def mean(
     result: Hash | None,
     done: Callable[[F32], None] | None,
 ) -> None:
-    """Fill `out` with the mean of at least two parts. `done` gets each tile of it."""
+    """Fill `out` with the mean of at least two parts, none of which lies there. `done` gets each tile of it."""
     first, *others = zip(parts, [part.hashed_by(passes) for part in parts], strict=True)
     steps = _steps(coefficients)
     first_room, room_for_others, sums = _rooms.all

@@ -85,10 +85,8 @@ class Spares:
                 os.utime(spare)  # or it would look like something a dead writer left long ago
                 os.rename(spare, target)
                 found = os.stat(target)
-                if found.st_nlink == 1 and found.st_size == size and found.st_mode & stat.S_IWUSR:
+                if _is_fit(found, size):
                     return True
-                # Also under another name: a writer that died, or somebody's copy. Replaced while it was deleted. Or
-                # protected by its owner.
                 os.unlink(target)
 
     def clear(self, oldest: float = math.inf) -> None:
@@ -97,3 +95,10 @@ class Spares:
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
+
+
+def _is_fit(found: os.stat_result, size: int) -> bool:
+    """Not also under another name (a writer that died, or somebody's copy), nor replaced while it was deleted, nor
+    protected, nor another user's: a file keeps its owner and who may read it."""
+    is_ours = found.st_uid == os.geteuid() and bool(found.st_mode & stat.S_IWUSR)
+    return is_ours and found.st_nlink == 1 and found.st_size == size
