@@ -109,12 +109,19 @@ def _good_chunk(io: Requests, keys: RoundKeys, wanted: Agreement) -> Steps[int]:
     size = max((layout.size for layout in wanted.layouts), default=0)
     asked = io.clock.monotonic()
     yield from io.probe(keys.agreement())
-    is_near = io.clock.monotonic() - asked < NEAR_S
-    return default_chunk(size, min(_CHUNKS, max(_NEAR_CHUNKS, wanted.world_size)) if is_near else _CHUNKS)
+    trip_s = io.clock.monotonic() - asked
+    if trip_s >= _CLOSE_S:
+        return default_chunk(size, _CHUNKS)
+    few = max(_FEW_CHUNKS, wanted.world_size, 0 if trip_s < NEAR_S else size // _CLOSE_VALUES)
+    return default_chunk(size, min(_CHUNKS, few))
 
 
 ANY_CHUNK = 0
 """Stands in `wanted.chunk` for whatever was agreed, or will be chosen."""
-_CHUNKS, _NEAR_CHUNKS = 16, 8
+_CHUNKS, _FEW_CHUNKS = 16, 8
+_CLOSE_S = 0.002
+"""Small requests faster than this: the server is next door, and a request costs more in work than in waiting."""
+_CLOSE_VALUES = 2 << 20
+"""Chunks no larger than this there: many are in memory at once."""
 NO_BLOB = Blob(0, "0" * 32, 0, ())
 """Stands in `wanted.initial` until the weights have been looked at."""

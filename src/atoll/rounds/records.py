@@ -205,8 +205,8 @@ class Commit:
                 "previous": self.previous,
                 "base": self.base,
                 "mode": self.mode,
-                "contributions": [asdict(c) for c in self.contributions],
-                "rejected": [asdict(r) for r in self.rejected],
+                "contributions": [dict(vars(c)) for c in self.contributions],
+                "rejected": [dict(vars(r)) for r in self.rejected],
                 "members": self.members,
                 "by": self.by,
             }
