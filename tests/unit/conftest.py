@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -27,16 +27,25 @@ def build_hook() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def native_library(build_hook: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built for the tests, so that they do not depend on how Atoll was installed."""
-    library = tmp_path_factory.mktemp("native") / "_native.so"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ATOLL_PURE", raising=False)
-        try:
-            build_hook.compile_library(native.SOURCE, library)
-        except build_hook.CompileFailed as exc:
-            pytest.skip(f"no C compiler: {exc}")
-    return library
+def library_of(build_hook: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Builds a library for the tests, so that they do not depend on how Atoll was installed."""
+
+    def compile_it(source: Path) -> Path:
+        library = tmp_path_factory.mktemp("compiled") / source.with_suffix(".so").name
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("ATOLL_PURE", raising=False)
+            try:
+                build_hook.compile_library(source, library)
+            except build_hook.CompileFailed as exc:
+                pytest.skip(f"no C compiler: {exc}")
+        return library
+
+    return compile_it
+
+
+@pytest.fixture(scope="session")
+def native_library(library_of: Callable[[Path], Path]) -> Path:
+    return library_of(native.SOURCE)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,16 +18,8 @@ from atoll.rounds.reduce import Coefficients, weighted_mean
 
 
 @pytest.fixture(scope="session")
-def library(build_hook: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built for the tests, so that they do not depend on how Atoll was installed."""
-    library = tmp_path_factory.mktemp("passes") / "_passes_native.so"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ATOLL_PURE", raising=False)
-        try:
-            build_hook.compile_library(_passes.SOURCE, library)
-        except build_hook.CompileFailed as exc:
-            pytest.skip(f"no C compiler: {exc}")
-    return library
+def library(library_of: Callable[[Path], Path]) -> Path:
+    return library_of(_passes.SOURCE)
 
 
 @pytest.fixture(scope="session")
