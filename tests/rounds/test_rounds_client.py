@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -235,3 +237,32 @@ def test_a_quorum_that_can_never_be_had_is_refused_before_anything_is_written():
     with pytest.raises(InvalidSpec, match=r"least=3: at most 2, the number of replicas"):
         RoundClient(store, "run", 0, 2, layouts=[LAYOUT], quorum=Quorum(3))
     assert list(store.list()) == []
+
+
+INTERRUPTED = """
+import signal, sys, threading
+import numpy as np
+from test_rounds_client import LAYOUT, QUICK, client
+from atoll.rounds.vectors import Parts
+from atoll.stores.memory import MemoryStore
+
+def leave(*_):
+    sys.exit(143)
+
+signal.signal(signal.SIGALRM, leave)
+alone = client(MemoryStore(), 0, 2)
+alone.join([np.zeros(t.size, np.float32).data.cast("B") for t in LAYOUT.tensors])
+values = np.zeros(LAYOUT.size, np.float32)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    alone.exchange(0, Parts([values]), weight=1.0, out=Parts([values]))
+finally:
+    alone.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("atoll-round")]
+"""
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_who_is_interrupted_while_waiting_for_others_can_end(turn: int) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=Path(__file__).parent, timeout=30, check=False)
+    assert done.returncode == 143

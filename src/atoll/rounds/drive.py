@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
 from typing import Any, TypeVar
 
@@ -40,6 +40,10 @@ def answer(store: Store, request: Request) -> Any:
             return store.delete(key) if recycles(store) else None
 
 
+class _GivenUp(Exception):
+    """Nobody wants to know any more what comes of this."""
+
+
 class _Crowd:
     """The children of one `Gather`: who is next, what came of them, and whether one has failed."""
 
@@ -71,17 +75,27 @@ class Driver:
 
     One pool for each depth of gathering, and none with a limit that could be reached: a child that waits for others
     must never keep the thread that one of them needs. How much goes on at once is the protocol's own choice.
+
+    Whoever is interrupted (Ctrl-C, SIGTERM) does not wait for its helpers. They give up before their next request.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._pools: list[ThreadPoolExecutor] = []
         self._lock = threading.Lock()
+        self._is_given_up = False
+        self._left: list[Future[None]] = []
+        """Helpers of those who were interrupted."""
 
     def __call__(self, steps: Steps[T]) -> T:
+        if self._is_given_up:
+            wait(self._left)
+            self._left.clear()
+            self._is_given_up = False
         return self._run(steps, depth=0)
 
     def close(self) -> None:
+        self._is_given_up = True
         for pool in self._pools:
             pool.shutdown(wait=True, cancel_futures=True)
         self._pools.clear()
@@ -102,6 +116,8 @@ class Driver:
                 give = _sender(steps, reply)
 
     def _reply(self, op: Op, depth: int) -> Any:
+        if self._is_given_up:
+            raise _GivenUp
         if isinstance(op, Sleep):
             return self._clock.sleep(op.seconds)
         if isinstance(op, Gather):
@@ -115,16 +131,19 @@ class Driver:
         others = [self._pool(depth).submit(self._work, crowd, depth) for _ in range(helpers)]
         try:
             self._work(crowd, depth)
-        finally:
             for other in others:
                 other.result()
+        except BaseException:
+            self._is_given_up = True
+            self._left += others
+            raise
         return crowd.results()
 
     def _work(self, crowd: _Crowd, depth: int) -> None:
         while (number := crowd.take()) is not None:
             try:
                 crowd.answers[number] = self._run(crowd.children[number], depth + 1)
-            except BaseException as exc:  # noqa: BLE001 - raised by whoever gathers
+            except Exception as exc:  # noqa: BLE001 - raised by whoever gathers
                 crowd.fail(number, exc)
 
     def _pool(self, depth: int) -> ThreadPoolExecutor:
