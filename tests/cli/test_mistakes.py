@@ -85,6 +85,13 @@ def test_an_unknown_run_is_code_3_with_a_suggestion(finished, inside, command):
     assert "error: " in done.stderr
 
 
+def test_a_run_that_is_in_another_store_is_said_to_be_there(finished, inside, tmp_path):
+    done = inside.at(finished.cli)("status", finished.ok, "--store", str(tmp_path / "elsewhere"), "--json")
+    assert done.code == 3
+    assert "did you mean" not in done.error["message"]
+    assert done.error["hint"].startswith("it is in file://")
+
+
 def test_a_store_that_cannot_be_written_is_code_4_and_starts_nothing(inside):
     done = inside("run", "job:ok", "--store", "job.py/below-a-file")
     assert done.code == 4, done.stderr

@@ -18,6 +18,11 @@ def find_run(name: str, store: str | None) -> Run:
     try:
         return attach(name, store=store, settings=_executor_settings(settings, name, store))
     except RunNotFound as exc:
+        elsewhere = [known.store for known in index.everything() if known.run_id == name]
+        if elsewhere:
+            raise RunNotFound(
+                exc.message, hint=f"it is in {elsewhere[-1]}; leave --store out, or give that one"
+            ) from exc
         meant = did_you_mean(name, [known.run_id for known in index.everything()])
         raise RunNotFound(exc.message + meant, hint=exc.hint) from exc
 
