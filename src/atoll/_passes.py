@@ -8,6 +8,7 @@ from __future__ import annotations
 from ctypes import (
     CDLL,
     POINTER,
+    Array,
     Structure,
     addressof,
     byref,
@@ -30,6 +31,8 @@ from atoll._compiled import Functions, NotUsable, address_of, opened, room_of
 
 LIBRARY = Path(__file__).with_name("_passes_native.so")
 SOURCE = Path(__file__).with_name("_passes_native.c")
+TILE_BYTES = 1 << 17
+"""What C reads of a file at a time."""
 BLOCK = 256
 """Arrays come in pieces of a multiple of so many values, but for the last one."""
 
@@ -58,6 +61,15 @@ class Mixture(Structure):
         return cls(of_a, of_b, 1.0 / divisor, float(divisor), bool(divisor & (divisor - 1)))
 
 
+class Source(Structure):
+    """Values that C finds by itself: in memory, or from where a file has been read to. A file has no `values`."""
+
+    _fields_ = (
+        ("values", c_void_p), ("hashed", c_void_p), ("seconds", c_double), ("file", c_int64), ("is_mapped", c_int64),
+        ("_window", c_uint64 * 4),
+    )  # fmt: skip
+
+
 _FUNCTIONS: Functions = {
     "atoll_usable": (c_int,),
     "atoll_hash_start": (None, c_void_p),
@@ -68,6 +80,8 @@ _FUNCTIONS: Functions = {
     "atoll_mix": (
         None, POINTER(Mixture), c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int,
     ),
+    "atoll_place_from": (c_int, POINTER(Source), c_int64, c_void_p, c_void_p),
+    "atoll_mix_from": (c_int, POINTER(Source), c_int, POINTER(Mixture), c_int64, c_void_p, c_void_p, c_void_p),
 }  # fmt: skip
 
 
@@ -103,6 +117,11 @@ class Passes:
         """Copy values that have just been received to where nobody will look at them soon, and hash them."""
         self.library.atoll_place(hashed.address, data, 4 * out.size, room_of(out, np.float32))
 
+    def place_from(self, source: Source, out: NDArray[np.float32], room: int) -> bool:
+        """The same with all that a file still has; whether it came. The room is for a tile."""
+        placed: int = self.library.atoll_place_from(byref(source), 4 * out.size, room_of(out, np.float32), room)
+        return bool(placed)
+
     def look(self, values: NDArray[np.float32], hashed: Hash) -> float:
         """The sum of squares, as float32 has it: infinite where squares do not fit."""
         squares: float = self.library.atoll_look(hashed.address, address_of(values, np.float32), values.size)
@@ -112,6 +131,19 @@ class Passes:
         """Mix so many values of two places, and hash each that has a hash. `out` may be `a` if `a` has none."""
         hashes = [None if hashed is None else hashed.address for _, hashed in (a, b, out)]
         self._mix(byref(how), a[0], hashes[0], b[0], hashes[1], count, out[0], hashes[2], is_done)
+
+    def mix_from(
+        self, sources: Array[Source], steps: Array[Mixture], out: NDArray[np.float32], hashed: Hash | None, rooms: int
+    ) -> int | None:
+        """Mix the second source with the first, the third with that, and so on: which one did not come, if any.
+
+        The rooms are for three tiles, one after the other.
+        """
+        of_out = None if hashed is None else hashed.address
+        failed: int = self.library.atoll_mix_from(
+            sources, len(sources), steps, 4 * out.size, room_of(out, np.float32), of_out, rooms
+        )
+        return None if failed < 0 else failed
 
 
 def load(library: Path = LIBRARY, source: Path = SOURCE) -> Passes:

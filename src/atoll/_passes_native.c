@@ -1,11 +1,15 @@
 /* Several things done to large memory while it is near: copied, hashed, squared, added up, each byte fetched once.
 
-   Plain functions called by `_passes.py` through ctypes; nothing is allocated. Hashes are XXH3-64, sums are those of
+   Plain functions called by `_passes.py` through ctypes; nothing is allocated, and files are read but not opened. Hashes are XXH3-64, sums are those of
    `rounds/reduce.py`, bit for bit: every operation is rounded on its own, so build with -ffp-contract=off.
    For x86-64 with AVX2. Elsewhere `atoll_usable` says no, and numpy and xxhash do the same one after the other. */
 
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #ifndef ATOLL_SOURCE
 #define ATOLL_SOURCE "" /* the SHA-256 of this file: a library of another version is not used */
@@ -152,6 +156,13 @@ INLINE void write_past(void *out, const void *block) {
         _mm256_stream_si256((words *)((uint8_t *)out + at), words_at((const uint8_t *)block + at));
 }
 
+/* A block where nobody else can change it: what was hashed is what is used. */
+INLINE const uint8_t *seized(const void *block, uint8_t *room) {
+    for (int at = 0; at < BLOCK; at += 32)
+        _mm256_store_si256((words *)(room + at), words_at((const uint8_t *)block + at));
+    return room;
+}
+
 INLINE int can_write_past(const void *out) { return ((uintptr_t)out & 31) == 0; }
 
 API FAST void atoll_copy(const uint8_t *data, int64_t bytes, uint8_t *out) {
@@ -169,17 +180,20 @@ API FAST void atoll_copy(const uint8_t *data, int64_t bytes, uint8_t *out) {
 API FAST void atoll_place(hash *h, const uint8_t *data, int64_t bytes, uint8_t *out) {
     int64_t kept = kept_of(bytes), at = 0;
     int is_past = can_write_past(out);
+    uint8_t room[BLOCK] __attribute__((aligned(32)));
     lanes l = resumed(h);
     for (; at < bytes - kept; at += BLOCK) {
-        l = with_block(l, data + at);
+        look_ahead(data + at);
+        const uint8_t *block = seized(data + at, room);
+        l = with_block(l, block);
         if (is_past)
-            write_past(out + at, data + at);
+            write_past(out + at, block);
         else
-            memcpy(out + at, data + at, BLOCK);
+            memcpy(out + at, block, BLOCK);
     }
     _mm_sfence();
-    memcpy(out + at, data + at, (size_t)kept);
     suspend(h, l, data, bytes, kept);
+    memcpy(out + at, h->last, (size_t)kept);
 }
 
 /* In float32 for a block only: short enough to keep four digits. */
@@ -248,19 +262,133 @@ API FAST void atoll_mix(const mixture *m, const float *a, hash *of_a, const floa
     lanes la = maybe_resumed(of_a), lb = maybe_resumed(of_b), lo = maybe_resumed(of_out);
     int is_past = is_done && can_write_past(out);
     float result[VALUES] __attribute__((aligned(32)));
+    uint8_t room_a[BLOCK] __attribute__((aligned(32))), room_b[BLOCK] __attribute__((aligned(32)));
     for (int64_t at = 0; at < whole; at += VALUES) {
         float *target = is_past ? result : out + at;
-        look_ahead(a + at);
-        if (of_a) la = with_block(la, a + at);
-        if (of_b) lb = with_block(lb, b + at);
-        mix_block(m, a + at, b + at, target);
+        const float *left = a + at, *right = b + at;
+        look_ahead(left);
+        look_ahead(right);
+        if (of_a) la = with_block(la, left = (const float *)seized(left, room_a));
+        if (of_b) lb = with_block(lb, right = (const float *)seized(right, room_b));
+        mix_block(m, left, right, target);
         if (of_out) lo = with_block(lo, target);
         if (is_past) write_past(out + at, result);
     }
     _mm_sfence();
     if (of_a) suspend(of_a, la, (const uint8_t *)a, bytes, kept); /* before `out` takes its place */
     if (of_b) suspend(of_b, lb, (const uint8_t *)b, bytes, kept);
-    for (int64_t i = whole; i < count; i++) out[i] = mixed(m, a[i], b[i]);
+    const float *left = of_a ? (const float *)of_a->last : a + whole, *right = of_b ? (const float *)of_b->last : b + whole;
+    for (int64_t i = 0; i < count - whole; i++) out[whole + i] = mixed(m, left[i], right[i]);
     if (of_out) suspend(of_out, lo, (const uint8_t *)out, bytes, kept);
+}
+
+/* ---- the same with what is still in a file ---- */
+
+/* An array in memory, or the next bytes of a file that is open; hashed if there is a hash for it. */
+typedef struct {
+    const uint8_t *values;
+    hash *hashed;
+    double seconds; /* that it took to read */
+    int64_t file;
+    int64_t is_mapped; /* the file is in huge pages, and will not be shorter as long as it is open */
+    int64_t begin, at; /* where the bytes begin in the file, and where the window does */
+    uint8_t *reserved, *window;
+} source;
+
+enum {
+    TILE = 1 << 17, /* so few bytes that some tiles stay in the cache of a core */
+    HUGE = 1 << 21,
+    WINDOW = 2 * HUGE /* mapped at a time: a tile may lie in two pages */
+};
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Look at a file where it lies. */
+static void open_window(source *from) {
+    if (!from->is_mapped) return;
+    from->begin = lseek((int)from->file, 0, SEEK_CUR);
+    from->reserved = mmap(NULL, WINDOW + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (from->begin < 0 || from->reserved == MAP_FAILED)
+        from->is_mapped = 0;
+    else
+        from->at = -WINDOW, from->window = from->reserved + (-(uintptr_t)from->reserved & (HUGE - 1));
+}
+
+static void close_window(source *from) {
+    if (from->is_mapped) munmap(from->reserved, WINDOW + HUGE);
+}
+
+static const uint8_t *seen(source *from, int64_t at, int64_t bytes) {
+    int64_t first = from->begin + at;
+    if (first + bytes > from->at + WINDOW) {
+        from->at = first & -(int64_t)HUGE;
+        if (mmap(from->window, WINDOW, PROT_READ, MAP_SHARED | MAP_FIXED, (int)from->file, from->at) == MAP_FAILED)
+            return NULL;
+    }
+    return from->window + (first - from->at);
+}
+
+/* The bytes from `at` on, which are the next ones; NULL if they do not come. */
+static const uint8_t *received(source *from, int64_t at, int64_t bytes, uint8_t *room) {
+    if (from->values) return from->values + at;
+    if (from->is_mapped) return seen(from, at, bytes);
+    double began = now();
+    for (int64_t got = 0; got < bytes;) {
+        ssize_t more = read((int)from->file, room + got, (size_t)(bytes - got));
+        if (more < 0 && errno == EINTR) continue;
+        if (more <= 0) return NULL;
+        got += more;
+    }
+    from->seconds += now() - began;
+    return room;
+}
+
+/* Copy what arrives, and hash it. Whether all of it came. */
+API FAST int atoll_place_from(source *from, int64_t bytes, uint8_t *out, uint8_t *room) {
+    const uint8_t *data = NULL;
+    open_window(from);
+    for (int64_t at = 0; at < bytes; at += TILE) {
+        int64_t some = bytes - at < TILE ? bytes - at : TILE;
+        data = received(from, at, some, room);
+        if (!data) break;
+        atoll_place(from->hashed, data, some, out + at);
+    }
+    close_window(from);
+    return data != NULL;
+}
+
+/* Mix a tile of the second source with the first as the first step says, the third with the result, and so on.
+   -1, or the source that failed to come. */
+INLINE int mix_tile(source *from, int sources, const mixture *steps, int64_t at, int64_t bytes, uint8_t *out,
+                    hash *of_out, uint8_t *rooms) {
+    const uint8_t *total = received(from, at, bytes, rooms);
+    if (!total) return 0;
+    hash *of_total = from->hashed;
+    for (int i = 1; i < sources; i++) {
+        const uint8_t *more = received(from + i, at, bytes, rooms + TILE);
+        if (!more) return i;
+        int is_last = i == sources - 1;
+        uint8_t *sum = is_last ? out + at : rooms + 2 * TILE;
+        atoll_mix(steps + i - 1, (const float *)total, of_total, (const float *)more, from[i].hashed, bytes / 4,
+                  (float *)sum, is_last ? of_out : NULL, is_last);
+        total = sum;
+        of_total = NULL;
+    }
+    return -1;
+}
+
+/* Mix at least two sources. `rooms` is for three tiles. -1, or the source that failed to come. */
+API FAST int atoll_mix_from(source *from, int sources, const mixture *steps, int64_t bytes, uint8_t *out, hash *of_out,
+                            uint8_t *rooms) {
+    int failed = -1;
+    for (int i = 0; i < sources; i++) open_window(from + i);
+    for (int64_t at = 0; at < bytes && failed < 0; at += TILE)
+        failed = mix_tile(from, sources, steps, at, bytes - at < TILE ? bytes - at : TILE, out, of_out, rooms);
+    for (int i = 0; i < sources; i++) close_window(from + i);
+    return failed;
 }
 #endif

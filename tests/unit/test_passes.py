@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,9 +15,10 @@ import xxhash
 
 from atoll import _passes
 from atoll._compiled import NotUsable, address_of
-from atoll._passes import BLOCK, Hash, Mixture, Passes
+from atoll._passes import BLOCK, TILE_BYTES, Hash, Mixture, Passes, Source
 from atoll.rounds.kernels import aligned
 from atoll.rounds.reduce import Coefficients, weighted_mean
+from atoll.stores import _file_huge
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +116,115 @@ def test_what_is_placed_is_hashed(passes: Passes, size: int, shift: int) -> None
     assert np.array_equal(room[shift : shift + size], values)
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
     assert (room[shift + size :] == 7.0).all()
+
+
+FROM_SIZES = [61, 300, 1 << 15, (1 << 15) + 1, 3 * (1 << 15), 1_200_003]
+"""Of one tile that compiled code reads at a time, of several, and of more than it maps at a time."""
+
+
+def opened(path: Path, front: int) -> int:
+    fd = os.open(path, os.O_RDWR)
+    os.lseek(fd, front, os.SEEK_SET)
+    return fd
+
+
+def written(folder: Path, values: np.ndarray, front: int, *, is_huge: bool) -> tuple[int, bool]:
+    """A file with the values after so many other bytes, read up to them; and whether it is to be mapped."""
+    path = folder / f"{len(list(folder.iterdir()))}"
+    path.touch()
+    fd = opened(path, front)
+    parts = [memoryview(bytes(front)), values.data.cast("B")]
+    if not (is_huge and _file_huge.write(fd, parts)):
+        os.pwritev(fd, parts, 0)
+    return fd, is_huge
+
+
+@pytest.mark.parametrize("size", FROM_SIZES)
+@pytest.mark.parametrize("is_huge", [False, True])
+def test_what_a_file_has_is_placed_and_hashed(passes: Passes, tmp_path: Path, size: int, is_huge: bool) -> None:
+    values, hashed, out = normal(size), Hash(passes), np.full(size + 8, 7.0, np.float32)
+    fd, is_mapped = written(tmp_path, values, 449, is_huge=is_huge)
+    source = Source(file=fd, hashed=hashed.address, is_mapped=is_mapped)
+    room = np.empty(TILE_BYTES, np.uint8)
+    assert passes.place_from(source, out[:size], address_of(room, np.uint8))
+    os.close(fd)
+    assert np.array_equal(out[:size], values)
+    assert (out[size:] == 7.0).all()
+    assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
+
+
+@pytest.mark.parametrize("size", FROM_SIZES)
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 5])
+def test_files_and_memory_are_mixed_to_the_mean_of_reduce(
+    passes: Passes, tmp_path: Path, size: int, weights: list[float]
+) -> None:
+    from atoll.rounds.mixed import _steps
+
+    parts = [normal(size, seed) for seed in range(len(weights))]
+    hashes = [Hash(passes) for _ in parts]
+    sources = (Source * len(parts))()
+    for i, (part, hashed) in enumerate(zip(parts, hashes, strict=True)):
+        if i == 1:
+            sources[i] = Source(values=address_of(part, np.float32), hashed=hashed.address)
+        else:
+            fd, is_mapped = written(tmp_path, part, 64 * i, is_huge=i % 2 == 0)
+            sources[i] = Source(file=fd, hashed=hashed.address, is_mapped=is_mapped)
+    steps = _steps(Coefficients.of(weights))
+    out, of_out, rooms = np.empty(size, np.float32), Hash(passes), np.empty(3 * TILE_BYTES, np.uint8)
+    given = (Mixture * len(steps))(*steps)
+    assert passes.mix_from(sources, given, out, of_out, address_of(rooms, np.uint8)) is None
+    for i, source in enumerate(sources):
+        if i != 1:
+            os.close(source.file)
+    expected = weighted_mean(parts, weights)
+    assert np.array_equal(out, expected)
+    assert of_out.hexdigest() == xxhash.xxh3_64_hexdigest(expected)
+    assert [h.hexdigest() for h in hashes] == [xxhash.xxh3_64_hexdigest(part) for part in parts]
+
+
+def test_a_file_that_ends_early_is_told(passes: Passes, tmp_path: Path) -> None:
+    values, rooms = normal(100_000), np.empty(3 * TILE_BYTES, np.uint8)
+    whole, _ = written(tmp_path, values, 0, is_huge=False)
+    short, _ = written(tmp_path, values[:-1], 0, is_huge=False)
+    out, hashes, at = np.empty_like(values), [Hash(passes) for _ in range(2)], address_of(rooms, np.uint8)
+    assert not passes.place_from(Source(file=short, hashed=hashes[0].address), out, at)
+    os.lseek(short, 0, os.SEEK_SET)
+    sources = (Source * 2)(Source(file=whole, hashed=hashes[0].address), Source(file=short, hashed=hashes[1].address))
+    assert passes.mix_from(sources, (Mixture * 1)(Mixture.of()), out, None, at) == 1
+    os.close(whole)
+    os.close(short)
+
+
+def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Passes, tmp_path: Path) -> None:
+    """A recycled file may be written again while somebody is late."""
+    size = 1 << 18
+    values = [normal(size), normal(size, 1)]
+    fd, _ = written(tmp_path, values[0], 0, is_huge=False)
+    room, is_over = np.empty(TILE_BYTES, np.uint8), threading.Event()
+    other = os.dup(fd)
+
+    def rewrite() -> None:
+        for turn in itertools.count():
+            os.pwrite(other, values[turn % 2].data.cast("B"), 0)
+            if is_over.is_set():
+                return
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        torn = 0
+        for _ in range(200):
+            hashed, out = Hash(passes), np.empty(size, np.float32)
+            source = Source(file=fd, hashed=hashed.address, is_mapped=True)
+            os.lseek(fd, 0, os.SEEK_SET)
+            assert passes.place_from(source, out, address_of(room, np.uint8))
+            assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(out)
+            torn += not any(np.array_equal(out, v) for v in values)
+    finally:
+        is_over.set()
+        writer.join()
+    if not torn:
+        pytest.skip("nobody was late, so nothing was tried")
 
 
 @pytest.mark.parametrize(

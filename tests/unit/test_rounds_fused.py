@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from atoll._time import SYSTEM_CLOCK
-from atoll.errors import CorruptUpdate
+from atoll.errors import CorruptUpdate, StoreUnavailable
 from atoll.rounds import fused
 from atoll.rounds.incoming import Incoming
 from atoll.rounds.reduce import Coefficients, weighted_mean
 from atoll.rounds.seal import checksum, seal_frame
 from atoll.stores.base import BufferBody
+from atoll.stores.file import FileStore
 
 SIZES = [1, 5, 4095, 4096, 1 << 16, (1 << 16) + 1, 3 * (1 << 16) + 777]
 
@@ -72,6 +76,34 @@ def test_parts_that_are_still_arriving_are_averaged_to_the_same_bits(size: int) 
     assert out.tobytes() == weighted_mean(parts, [1.0] * 3).tobytes()
     assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
     assert [one.header["rank"] for one in arriving] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recycle", [False, True])
+def test_parts_in_files_are_averaged_and_placed_to_the_same_bits(tmp_path: Path, size: int, recycle: bool) -> None:
+    store = FileStore(tmp_path, recycle=recycle)
+    parts = [values_of(size, seed) for seed in range(3)]
+    for rank, part in enumerate(parts):
+        store.put(f"{rank}", seal_frame({"kind": "update"}, [part.data.cast("B")]))
+    arriving = [Incoming(store.open(f"{rank}"), SYSTEM_CLOCK, kind="update") for rank in range(3)]
+    out = np.full(size, np.nan, np.float32)
+    done = fused.average_and_check(arriving, Coefficients.of([1.0] * 3), out)
+    assert out.tobytes() == weighted_mean(parts, [1.0] * 3).tobytes()
+    assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
+    again = Incoming(store.open("1"), SYSTEM_CLOCK, kind="update")
+    fused.place(again, out)
+    assert out.tobytes() == parts[1].tobytes()
+    assert again.check == again.header["xxh3"]
+
+
+def test_a_file_that_was_cut_is_an_error_as_it_is_read(tmp_path: Path) -> None:
+    store, values = FileStore(tmp_path), values_of(1 << 17)
+    store.put("a", seal_frame({"kind": "update"}, [values.data.cast("B")]))
+    path = next(path for path in tmp_path.iterdir() if path.name.startswith("a"))
+    arriving = [Incoming(store.open("a"), SYSTEM_CLOCK, kind="update") for _ in range(2)]
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(StoreUnavailable, match="ended early"):
+        fused.average_and_check(arriving, Coefficients.of([1.0] * 2), np.empty_like(values))
 
 
 def test_what_arrives_for_a_codec_is_read_whole_and_hashed() -> None:

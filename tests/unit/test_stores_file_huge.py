@@ -1,19 +1,19 @@
-"""Files that are written over and over on a tmpfs: in huge pages if there are any, the same bytes in any case."""
+"""Files of a tmpfs that are kept: in huge pages if there are any, the same bytes in any case."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
-import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.stores import _file_huge
-from atoll.stores._file_huge import HUGE, overwrite
+from atoll.stores._file_huge import HUGE, is_huge, write
 from atoll.stores._file_reading import file_system
 from atoll.stores.file import FileStore
 from atoll.testing.store_contract_bodies import pattern
@@ -35,15 +35,11 @@ def views(*parts: bytes) -> list[memoryview]:
     return [memoryview(part) for part in parts]
 
 
-def is_huge(path: Path) -> bool:
-    return bool(path.stat().st_mode & stat.S_ISVTX)
-
-
 def rewritten(path: Path, size: int, parts: list[memoryview]) -> bool:
     path.write_bytes(b"\xab" * size)
     fd = os.open(path, os.O_RDWR)
     try:
-        return overwrite(fd, parts)
+        return write(fd, parts)
     finally:
         os.close(fd)
 
@@ -63,36 +59,65 @@ def test_all_bytes_arrive_whatever_the_parts(shm: Path, size: int, front: int) -
     parts = views(data[:front], b"", data[front : size - 5], data[max(front, size - 5) :])
     assert rewritten(shm / "file", size, parts)
     assert (shm / "file").read_bytes() == data
-    assert is_huge(shm / "file")
+    assert is_huge((shm / "file").stat())
 
 
-def test_a_file_of_another_size_or_with_a_hole_is_left_alone(shm: Path) -> None:
+def test_a_file_of_another_size_is_left_alone(shm: Path) -> None:
     assert not rewritten(shm / "file", HUGE + 1, views(bytes(HUGE)))
-    with open(shm / "file", "wb") as file:
-        file.write(b"x" * 4096)  # of nothing at all the kernel would make no huge page
-        file.truncate(2 * HUGE)
-        file.seek(HUGE)
-        file.write(b"x" * 4096)
-    fd = os.open(shm / "file", os.O_RDWR)
-    assert not overwrite(fd, views(bytes(2 * HUGE)))
-    os.close(fd)
-    assert (shm / "file").stat().st_blocks * 512 == 2 * 4096
+    assert (shm / "file").read_bytes() == b"\xab" * (HUGE + 1)
 
 
 @pytest.mark.usefixtures("has_huge_pages")
-def test_a_store_writes_its_spares_so_and_keeps_the_bytes(shm: Path) -> None:
+@pytest.mark.parametrize("size", [HUGE, 3 * HUGE + 5])
+def test_what_a_file_lacks_is_added(shm: Path, size: int) -> None:
+    """New ones lack everything."""
+    data = pattern(size)
+    for holes in (size, 4096, 0):
+        (shm / "file").unlink(missing_ok=True)
+        with open(shm / "file", "wb") as file:
+            file.write(b"x" * (size - holes))
+            file.truncate(size if holes < size else 0)
+        fd = os.open(shm / "file", os.O_RDWR)
+        assert write(fd, views(data))
+        os.close(fd)
+        assert (shm / "file").read_bytes() == data
+        assert (shm / "file").stat().st_blocks * 512 >= size
+
+
+def test_a_file_with_a_hole_that_says_it_is_huge_is_left_alone(shm: Path) -> None:
+    with open(shm / "file", "wb") as file:
+        file.truncate(2 * HUGE)
+    os.chmod(shm / "file", 0o1600)
+    fd = os.open(shm / "file", os.O_RDWR)
+    assert not write(fd, views(bytes(2 * HUGE)))
+    os.close(fd)
+    assert not is_huge((shm / "file").stat())
+    assert (shm / "file").stat().st_blocks == 0
+
+
+@pytest.mark.usefixtures("has_huge_pages")
+def test_a_store_that_keeps_its_files_writes_them_so_and_keeps_the_bytes(shm: Path) -> None:
     store = FileStore(shm, recycle=True)
     for turn in range(4):
         data = pattern(2 * HUGE + 100 + turn)[turn:]
         store.put("a", [data[:100], data[100:]])
         assert store.get("a") == data
         path = next(path for path in shm.iterdir() if path.name.startswith("a"))
-        assert is_huge(path) == (turn > 0)
+        assert is_huge(path.stat())
         store.delete("a")
     assert list(store.list()) == []
 
 
-def test_where_there_are_no_huge_pages_it_is_tried_once(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("has_huge_pages")
+def test_a_store_that_keeps_no_files_takes_small_pages(shm: Path) -> None:
+    store = FileStore(shm)
+    store.put("a", bytes(HUGE))
+    assert not is_huge(next(path for path in shm.iterdir() if path.name.startswith("a")).stat())
+
+
+def test_where_there_are_no_huge_pages_none_are_looked_for_for_a_while(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was half done is done again."""
     asked = []
 
@@ -101,13 +126,17 @@ def test_where_there_are_no_huge_pages_it_is_tried_once(shm: Path, monkeypatch: 
         os.pwrite(fd, b"\xff" * 4096, 0)
         return False
 
-    monkeypatch.setattr("atoll.stores.file.overwrite", half)
+    monkeypatch.setattr(_file_huge, "write", half)
     store, data = FileStore(shm, recycle=True), pattern(HUGE)
     for _ in range(4):
         store.put("a", data)
         assert store.get("a") == data
         store.delete("a")
     assert len(asked) == 1
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+    store.put("a", data)
+    assert len(asked) == 2
 
 
 @pytest.mark.usefixtures("has_huge_pages")
@@ -115,9 +144,9 @@ def test_a_kernel_that_refuses_is_no_error(shm: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "refused")
 
-    monkeypatch.setattr(_file_huge, "_collapse", refuse)
+    monkeypatch.setattr(_file_huge, "_make", refuse)
     assert not rewritten(shm / "file", HUGE, views(bytes(HUGE)))
-    assert not is_huge(shm / "file")
+    assert not is_huge((shm / "file").stat())
     monkeypatch.setattr(_file_huge, "_libc", lambda: None)
     assert not rewritten(shm / "file", HUGE, views(bytes(HUGE)))
 
@@ -125,7 +154,7 @@ def test_a_kernel_that_refuses_is_no_error(shm: Path, monkeypatch: pytest.Monkey
 def test_on_a_disk_nothing_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if file_system(tmp_path) == "tmpfs":
         pytest.skip("this is no disk")
-    monkeypatch.setattr("atoll.stores.file.overwrite", lambda *_: pytest.fail("mapped"))
+    monkeypatch.setattr(_file_huge, "write", lambda *_: pytest.fail("mapped"))
     store = FileStore(tmp_path, recycle=True)
     for _ in range(2):
         store.put("a", bytes(HUGE))

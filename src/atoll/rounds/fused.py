@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import xxhash
 
 from atoll import _passes
-from atoll._passes import Hash, Passes
+from atoll._passes import Hash, Passes, Source
 from atoll.rounds import mixed
 from atoll.rounds.codec import F32, Opened, as_bytes
 from atoll.rounds.kernels import quiet
@@ -71,6 +71,17 @@ class InMemory:
     def tile(self, start: int, count: int, room: mixed.Room) -> int:  # noqa: ARG002 - it has its place
         assert start + count <= self._floats.size
         return self._address + 4 * start
+
+    def source(self, count: int) -> Source | None:
+        assert count <= self._floats.size
+        hashed = self._state.address if isinstance(self._state, Hash) else None
+        return Source(values=self._address, hashed=hashed)
+
+    def was_read(self, source: Source) -> None:
+        """It was there."""
+
+    def was_cut(self) -> NoReturn:
+        raise AssertionError("memory is always whole")
 
 
 class Hashed(Opened, mixed.Tiled, Protocol):

@@ -6,12 +6,14 @@ So bytes are added up, or come to rest, while they are in the nearest cache, and
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import numpy as np
 import xxhash
 
-from atoll._passes import Hash, Passes
+from atoll._passes import Hash, Passes, Source
 from atoll._time import Clock
+from atoll.errors import StoreUnavailable
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.kernels import aligned
 from atoll.rounds.mixed import Room
@@ -59,6 +61,20 @@ class Incoming:
     def tile(self, start: int, count: int, room: Room) -> int:  # noqa: ARG002 - one after the other
         self._receive(room.bytes_of(count))
         return room.address
+
+    def source(self, count: int) -> Source | None:
+        file = getattr(self._body, "fileno", None)
+        if file is None or not isinstance(self._state, Hash) or 4 * count > self.payload_bytes:
+            return None
+        is_mapped = getattr(self._body, "is_huge", False)
+        return Source(file=file(), hashed=self._state.address, is_mapped=is_mapped)
+
+    def was_read(self, source: Source) -> None:
+        self.seconds += source.seconds
+
+    def was_cut(self) -> NoReturn:
+        self._receive(memoryview(bytearray(1)))  # says what is the matter, if it is still the matter
+        raise StoreUnavailable("an object could not be read to its end")
 
     def read(self, start: int, room: F32) -> F32:  # noqa: ARG002 - one after the other
         self.take(as_bytes(room))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import local
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
 from atoll._compiled import room_of
-from atoll._passes import Hash, Mixture, Passes
+from atoll._passes import TILE_BYTES, Hash, Mixture, Passes, Source
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.kernels import aligned
 from atoll.rounds.reduce import Coefficients
 
 TILE = 1 << 17
 """Values: few enough to stay in the caches until they are added, and enough for the interpreter not to be noticed."""
+assert 4 * TILE >= 3 * TILE_BYTES, "compiled code divides a room in three"
 
 
 class Room:
@@ -51,6 +52,18 @@ class Tiled(Protocol):
         """Where the next values are: in the room, if they have no other place."""
         ...
 
+    def source(self, count: int) -> Source | None:
+        """So many values, if compiled code can get at them; hashed already, or by `hashed_by`."""
+        ...
+
+    def was_read(self, source: Source) -> None:
+        """Compiled code has read it."""
+        ...
+
+    def was_cut(self) -> NoReturn:
+        """It could not: raises what is the matter."""
+        ...
+
 
 def mean(
     passes: Passes,
@@ -60,9 +73,16 @@ def mean(
     result: Hash | None,
     done: Callable[[F32], None] | None,
 ) -> None:
-    """Fill `out` with the mean of at least two parts, none of which lies there. `done` gets each tile of it."""
-    first, *others = zip(parts, [part.hashed_by(passes) for part in parts], strict=True)
+    """Fill `out` with the mean of at least two parts, none of which lies there. `done` gets it piece by piece."""
+    hashes = [part.hashed_by(passes) for part in parts]
+    sources = [source for part in parts if (source := part.source(out.size)) is not None]
     steps = _steps(coefficients)
+    if len(sources) == len(parts):
+        _mean_at_once(passes, parts, sources, steps, out, result)
+        if done is not None:
+            done(out)
+        return
+    first, *others = zip(parts, hashes, strict=True)
     first_room, room_for_others, sums = _rooms.all
     out_at = room_of(out, np.float32)
     for start in range(0, out.size, TILE):
@@ -78,9 +98,27 @@ def mean(
             done(out[start : start + count])
 
 
+def _mean_at_once(
+    passes: Passes, parts: Sequence[Tiled], sources: list[Source], steps: list[Mixture], out: F32, result: Hash | None
+) -> None:
+    given = (Source * len(sources))(*sources)
+    failed = passes.mix_from(given, (Mixture * len(steps))(*steps), out, result, _rooms.all[0].address)
+    for part, source in zip(parts, given, strict=True):
+        part.was_read(source)
+    if failed is not None:
+        parts[failed].was_cut()
+
+
 def place(passes: Passes, payload: Tiled, hashed: Hash, out: F32) -> None:
     """Fill `out` with a payload that is received where its last tile was: near, not far."""
     room = _rooms.all[0]
+    source = payload.source(out.size)
+    if source is not None:
+        is_whole = passes.place_from(source, out, room.address)
+        payload.was_read(source)
+        if not is_whole:
+            payload.was_cut()
+        return
     for start in range(0, out.size, TILE):
         tile = out[start : start + TILE]
         passes.place(payload.tile(start, tile.size, room), tile, hashed)

@@ -1,7 +1,7 @@
-"""Overwriting a file of a tmpfs through memory, in huge pages: what the kernel looks up 512 times otherwise, once.
+"""Files of a tmpfs in huge pages: what the kernel does 512 times otherwise, it does once.
 
-Reading such a file is twice as fast too. Only for files that are written over and over: to make their pages huge costs
-as much as to write them four times, but that is done once.
+Such files are written and read twice as fast. Only files that are kept to be written again get them: a virtual machine
+may have given its free memory back to its host, and then a huge page costs more than 512 small ones that it still has.
 """
 
 from __future__ import annotations
@@ -26,21 +26,26 @@ _IS_HUGE = stat.S_ISVTX
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def overwrite(fd: int, parts: Sequence[memoryview]) -> bool:
-    """Fill a file with these bytes, of which it has as many; False if that has to be done another way.
+def is_huge(found: os.stat_result) -> bool:
+    """Whether a file has been written so, and has no holes. It is never made shorter then."""
+    return bool(found.st_mode & _IS_HUGE) and found.st_blocks * 512 >= found.st_size
+
+
+def write(fd: int, parts: Sequence[memoryview]) -> bool:
+    """Fill a new file, or one of as many bytes; False if that has to be done another way, whatever was done so far.
 
     The file is open for reading and writing, and nobody else's.
     """
     found, size = os.fstat(fd), sum(map(len, parts))
-    if found.st_size != size or found.st_blocks * 512 < size:  # a hole may find no memory, which would be the end of us
-        return False
-    if _libc() is None:
-        return False
     whole = size - size % HUGE
+    if _libc() is None or found.st_size not in (0, size):
+        return False
     try:
-        if not found.st_mode & _IS_HUGE:
-            _collapse(fd, whole)
+        if not (found.st_size and found.st_mode & _IS_HUGE):
+            _make(fd, whole)
             os.fchmod(fd, stat.S_IMODE(found.st_mode) | _IS_HUGE)
+        if os.fstat(fd).st_blocks * 512 < whole:  # a hole may find no memory, which would be the end of us
+            return False
         for start in range(0, whole, _WINDOW):
             stop = min(start + _WINDOW, whole)
             with _mapped(fd, start, stop) as address:
@@ -51,8 +56,15 @@ def overwrite(fd: int, parts: Sequence[memoryview]) -> bool:
     return os.pwrite(fd, rest, whole) == len(rest)
 
 
-def _collapse(fd: int, size: int) -> None:
-    """Move what the file has to huge pages. Takes its time even if it has them: the kernel asks every processor."""
+def _make(fd: int, size: int) -> None:
+    """Give the file huge pages, for what it has and for what it lacks. Its bytes may be lost.
+
+    Takes its time even if it has them: the kernel asks every processor.
+    """
+    for start in range(0, size, HUGE):
+        os.pwrite(fd, b"\0", start)  # where there is nothing at all the kernel makes no huge page
+    if os.fstat(fd).st_size < size:
+        os.ftruncate(fd, size)
     with _mapped(fd, 0, size) as address:
         libc = _libc()
         if libc is not None and libc.madvise(address, size, _MADV_COLLAPSE):

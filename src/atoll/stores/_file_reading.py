@@ -13,6 +13,7 @@ from pathlib import Path
 
 from atoll.errors import StoreUnavailable
 from atoll.stores._file_errors import translated
+from atoll.stores._file_huge import is_huge
 from atoll.stores.base import Buffer
 
 _READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
@@ -31,7 +32,9 @@ class FileBody:
         except OSError as exc:  # a folder
             os.close(fd)
             raise translated(exc, "read", uri, key) from exc
-        self.size = os.fstat(fd).st_size
+        found = os.fstat(fd)
+        self.size = found.st_size
+        self.is_huge = is_huge(found)
 
     def readinto(self, buffer: memoryview) -> None:
         try:
@@ -44,6 +47,10 @@ class FileBody:
             raise translated(exc, "read", self._uri, self._key) from exc
         except ValueError as exc:
             raise StoreUnavailable(f"`{self._key}` in {self._uri} is closed", uri=self._uri, key=self._key) from exc
+
+    def fileno(self) -> int:
+        """For whoever reads on by itself, from where we are."""
+        return self._file.fileno()
 
     def close(self) -> None:
         self._file.close()

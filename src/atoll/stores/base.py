@@ -81,7 +81,11 @@ class Recycling(Protocol):
 
 
 class Body(Protocol):
-    """An object that is being read from its beginning. For one thread at a time."""
+    """An object that is being read from its beginning. For one thread at a time.
+
+    One whose bytes come from a file as they are may have a `fileno`, to be read from where it is, and be `is_huge` if
+    that file is better mapped, and will not get shorter.
+    """
 
     size: int
 

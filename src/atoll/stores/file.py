@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 
 from atoll.errors import ConfigError, KeyExists, KeyNotFound
+from atoll.stores import _file_huge
 from atoll.stores._file_errors import file_errors
-from atoll.stores._file_huge import HUGE, overwrite
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
 from atoll.stores._file_reading import FileBody, file_system, is_local, read
 from atoll.stores._file_spares import SPARE_FOLDER, Spares
@@ -28,6 +28,8 @@ from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range
 
 _LEFTOVER_AGE_S = 24 * 3600.0
 _DEFAULTS = {"fsync": True, "recycle": False}
+_AFTER_REFUSAL_S = 60.0
+"""How long no huge page is asked for where there was none: to look for one may take long."""
 _numbers = count()
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
 
@@ -49,7 +51,7 @@ class FileStore:
         self._is_swept = False
         self._prefix = f"{uuid.uuid4().hex}."
         self._kind: str | None = None
-        self._has_huge_pages = True  # as far as is known
+        self._small_until = 0.0
         self._folders: set[str] = set()
         self._spares = Spares(f"{self._root}/{TEMP_FOLDER}/{SPARE_FOLDER}") if recycle else None
 
@@ -139,7 +141,7 @@ class FileStore:
         try:
             fd = os.open(temp, os.O_RDWR | os.O_CLOEXEC | (0 if is_spare else os.O_CREAT | os.O_EXCL), 0o666)
             try:
-                if not (is_spare and self._overwrite(fd, parts)):
+                if not (self.recycles and self._write_huge(fd, parts)):
                     _write(fd, parts)
                 if self._fsync:
                     os.fsync(fd)
@@ -154,12 +156,16 @@ class FileStore:
             with suppress(OSError):
                 os.unlink(temp)
 
-    def _overwrite(self, fd: int, parts: Sequence[memoryview]) -> bool:
-        """Write a spare in the fastest way; False if it has to be written as any other file."""
-        if not self._has_huge_pages or sum(map(len, parts)) < HUGE or self._file_system() != "tmpfs":
+    def _write_huge(self, fd: int, parts: Sequence[memoryview]) -> bool:
+        """Write a large file of a tmpfs in the fastest way; False if it has to be written as any other."""
+        if sum(map(len, parts)) < _file_huge.HUGE or self._file_system() != "tmpfs":
             return False
-        self._has_huge_pages = overwrite(fd, parts)
-        return self._has_huge_pages
+        if time.monotonic() < self._small_until:
+            return False
+        is_done = _file_huge.write(fd, parts)
+        if not is_done:
+            self._small_until = time.monotonic() + _AFTER_REFUSAL_S
+        return is_done
 
     def _new_temp(self) -> str:
         folder = self._make_folder(f"{self._root}/{TEMP_FOLDER}")
