@@ -5,6 +5,7 @@ Who has not does the same with numpy and xxhash, one thing after the other. ctyp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import (
     CDLL,
     POINTER,
@@ -31,8 +32,8 @@ from atoll._compiled import Functions, NotUsable, address_of, opened, room_of
 
 LIBRARY = Path(__file__).with_name("_passes_native.so")
 SOURCE = Path(__file__).with_name("_passes_native.c")
-TILE_BYTES = 1 << 17
-"""What C reads of a file at a time."""
+FROM_FILE, FROM_SOCKET, FROM_HUGE_PAGES = 1, 2, 3
+"""Kinds of sources. A socket waits as long as it was told to; a file in huge pages must not get shorter."""
 BLOCK = 256
 """Arrays come in pieces of a multiple of so many values, but for the last one."""
 
@@ -62,12 +63,34 @@ class Mixture(Structure):
 
 
 class Source(Structure):
-    """Values that C finds by itself: in memory, or from where a file has been read to. A file has no `values`."""
+    """Values that C gets by itself, all of them."""
 
     _fields_ = (
-        ("values", c_void_p), ("hashed", c_void_p), ("seconds", c_double), ("file", c_int64), ("is_mapped", c_int64),
-        ("_window", c_uint64 * 4),
+        ("values", c_void_p), ("ready", c_void_p), ("ready_bytes", c_int64), ("kind", c_int64), ("file", c_int64),
+        ("hashed", c_void_p), ("seconds", c_double), ("_window", c_uint64 * 4),
     )  # fmt: skip
+
+    @classmethod
+    def in_memory(cls, address: int, hashed: Hash | None) -> Source:
+        return cls(values=address, hashed=None if hashed is None else hashed.address)
+
+    @classmethod
+    def from_open(cls, file: int, ready: memoryview, kind: int, hashed: Hash) -> Source:
+        """The next bytes of what is open, after those that are `ready`. Both have to stay."""
+        front = np.frombuffer(ready, np.uint8)
+        address = front.__array_interface__["data"][0] if front.size else None
+        return cls(ready=address, ready_bytes=front.size, kind=kind, file=file, hashed=hashed.address)
+
+
+class _Work(Structure):
+    _fields_ = (
+        ("sources", POINTER(Source)), ("count", c_int64), ("steps", POINTER(Mixture)),
+        ("bytes", c_int64), ("tile", c_int64), ("out", c_void_p), ("rooms", c_void_p), ("of_out", c_void_p),
+        ("at", c_int64), ("turn", c_int64), ("got", c_int64), ("error", c_int64),
+    )  # fmt: skip
+
+
+_DONE, _INTERRUPTED = 0, 1
 
 
 _FUNCTIONS: Functions = {
@@ -80,8 +103,7 @@ _FUNCTIONS: Functions = {
     "atoll_mix": (
         None, POINTER(Mixture), c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int,
     ),
-    "atoll_place_from": (c_int, POINTER(Source), c_int64, c_void_p, c_void_p),
-    "atoll_mix_from": (c_int, POINTER(Source), c_int, POINTER(Mixture), c_int64, c_void_p, c_void_p, c_void_p),
+    "atoll_read": (c_int, POINTER(_Work)),
 }  # fmt: skip
 
 
@@ -117,11 +139,6 @@ class Passes:
         """Copy values that have just been received to where nobody will look at them soon, and hash them."""
         self.library.atoll_place(hashed.address, data, 4 * out.size, room_of(out, np.float32))
 
-    def place_from(self, source: Source, out: NDArray[np.float32], room: int) -> bool:
-        """The same with all that a file still has; whether it came. The room is for a tile."""
-        placed: int = self.library.atoll_place_from(byref(source), 4 * out.size, room_of(out, np.float32), room)
-        return bool(placed)
-
     def look(self, values: NDArray[np.float32], hashed: Hash) -> float:
         """The sum of squares, as float32 has it: infinite where squares do not fit."""
         squares: float = self.library.atoll_look(hashed.address, address_of(values, np.float32), values.size)
@@ -132,18 +149,27 @@ class Passes:
         hashes = [None if hashed is None else hashed.address for _, hashed in (a, b, out)]
         self._mix(byref(how), a[0], hashes[0], b[0], hashes[1], count, out[0], hashes[2], is_done)
 
-    def mix_from(
-        self, sources: Array[Source], steps: Array[Mixture], out: NDArray[np.float32], hashed: Hash | None, rooms: int
-    ) -> int | None:
-        """Mix the second source with the first, the third with that, and so on: which one did not come, if any.
+    def read(
+        self,
+        sources: Array[Source],
+        steps: Sequence[Mixture],
+        out: NDArray[np.float32],
+        hashed: Hash | None,
+        rooms: NDArray[np.float32],
+    ) -> tuple[int, int] | None:
+        """Place the only source, or mix the second with the first, the third with that, and so on.
 
-        The rooms are for three tiles, one after the other.
+        If one of them does not come to its end: which one, and the system's number for why, or 0 if there is no more.
         """
-        of_out = None if hashed is None else hashed.address
-        failed: int = self.library.atoll_mix_from(
-            sources, len(sources), steps, 4 * out.size, room_of(out, np.float32), of_out, rooms
-        )
-        return None if failed < 0 else failed
+        tile = rooms.size // 3 // BLOCK * 4 * BLOCK
+        work = _Work(
+            sources, len(sources), (Mixture * len(steps))(*steps), 4 * out.size, tile, room_of(out, np.float32),
+            room_of(rooms, np.float32), None if hashed is None else hashed.address,
+        )  # fmt: skip
+        assert len(sources) == len(steps) + 1
+        while (how := self.library.atoll_read(byref(work))) == _INTERRUPTED:
+            pass  # by a signal, whose handler has just run
+        return None if how == _DONE else (work.turn, work.error)
 
 
 def load(library: Path = LIBRARY, source: Path = SOURCE) -> Passes:

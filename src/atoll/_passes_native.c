@@ -1,6 +1,6 @@
 /* Several things done to large memory while it is near: copied, hashed, squared, added up, each byte fetched once.
 
-   Plain functions called by `_passes.py` through ctypes; nothing is allocated, and files are read but not opened. Hashes are XXH3-64, sums are those of
+   Plain functions called by `_passes.py` through ctypes; nothing is allocated, and what is read has been opened. Hashes are XXH3-64, sums are those of
    `rounds/reduce.py`, bit for bit: every operation is rounded on its own, so build with -ffp-contract=off.
    For x86-64 with AVX2. Elsewhere `atoll_usable` says no, and numpy and xxhash do the same one after the other. */
 
@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -282,24 +283,33 @@ API FAST void atoll_mix(const mixture *m, const float *a, hash *of_a, const floa
     if (of_out) suspend(of_out, lo, (const uint8_t *)out, bytes, kept);
 }
 
-/* ---- the same with what is still in a file ---- */
+/* ---- the same with what is still to be read ---- */
 
-/* An array in memory, or the next bytes of a file that is open; hashed if there is a hash for it. */
+/* An array: in memory, or the next bytes of what is open; hashed if there is a hash for it. */
 typedef struct {
-    const uint8_t *values;
+    const uint8_t *values, *ready; /* all of it; or what has been received of it already, */
+    int64_t ready_bytes, kind, file;
     hash *hashed;
-    double seconds; /* that it took to read */
-    int64_t file;
-    int64_t is_mapped; /* the file is in huge pages, and will not be shorter as long as it is open */
+    double seconds;    /* that it took to read */
     int64_t begin, at; /* where the bytes begin in the file, and where the window does */
     uint8_t *reserved, *window;
 } source;
 
-enum {
-    TILE = 1 << 17, /* so few bytes that some tiles stay in the cache of a core */
-    HUGE = 1 << 21,
-    WINDOW = 2 * HUGE /* mapped at a time: a tile may lie in two pages */
-};
+enum { IN_MEMORY, FROM_FILE, FROM_SOCKET, FROM_HUGE_PAGES /* of a file that will not get shorter */ };
+
+/* What is to be done with sources, and how far it is done. */
+typedef struct {
+    source *from;
+    int64_t sources;
+    const mixture *steps; /* how each source but the first is added */
+    int64_t bytes, tile;
+    uint8_t *out, *rooms; /* three tiles, one after the other */
+    hash *of_out;
+    int64_t at, turn, got, error; /* which tile, of which source, how much of that, and why no more */
+} work;
+
+enum { HUGE = 1 << 21, WINDOW = 2 * HUGE /* mapped at a time: a tile may lie in two pages */ };
+enum { DONE, INTERRUPTED, FAILED };
 
 static double now(void) {
     struct timespec t;
@@ -307,19 +317,19 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Look at a file where it lies. */
+/* Look at a file where it lies, if there is room to. */
 static void open_window(source *from) {
-    if (!from->is_mapped) return;
+    if (from->kind != FROM_HUGE_PAGES) return;
     from->begin = lseek((int)from->file, 0, SEEK_CUR);
     from->reserved = mmap(NULL, WINDOW + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (from->begin < 0 || from->reserved == MAP_FAILED)
-        from->is_mapped = 0;
+        from->kind = FROM_FILE;
     else
         from->at = -WINDOW, from->window = from->reserved + (-(uintptr_t)from->reserved & (HUGE - 1));
 }
 
 static void close_window(source *from) {
-    if (from->is_mapped) munmap(from->reserved, WINDOW + HUGE);
+    if (from->kind == FROM_HUGE_PAGES) munmap(from->reserved, WINDOW + HUGE);
 }
 
 static const uint8_t *seen(source *from, int64_t at, int64_t bytes) {
@@ -332,63 +342,79 @@ static const uint8_t *seen(source *from, int64_t at, int64_t bytes) {
     return from->window + (first - from->at);
 }
 
-/* The bytes from `at` on, which are the next ones; NULL if they do not come. */
-static const uint8_t *received(source *from, int64_t at, int64_t bytes, uint8_t *room) {
-    if (from->values) return from->values + at;
-    if (from->is_mapped) return seen(from, at, bytes);
+/* The next bytes, or some of them: how many. 0 if there are no more, or an error. */
+static int64_t taken(source *from, uint8_t *room, int64_t bytes) {
+    if (from->ready_bytes) {
+        int64_t some = bytes < from->ready_bytes ? bytes : from->ready_bytes;
+        memcpy(room, from->ready, (size_t)some);
+        from->ready += some, from->ready_bytes -= some;
+        return some;
+    }
+    return from->kind == FROM_SOCKET ? recv((int)from->file, room, (size_t)bytes, MSG_WAITALL)
+                                     : read((int)from->file, room, (size_t)bytes);
+}
+
+/* Whether the room has as many of the next bytes as are wanted, those that it had among them. */
+static int receive(work *w, source *from, uint8_t *room, int64_t bytes) {
     double began = now();
-    for (int64_t got = 0; got < bytes;) {
-        ssize_t more = read((int)from->file, room + got, (size_t)(bytes - got));
-        if (more < 0 && errno == EINTR) continue;
-        if (more <= 0) return NULL;
-        got += more;
+    int how = DONE;
+    while (w->got < bytes && how == DONE) {
+        errno = 0;
+        int64_t some = taken(from, room + w->got, bytes - w->got);
+        if (some > 0)
+            w->got += some;
+        else
+            how = errno == EINTR ? INTERRUPTED : FAILED, w->error = errno;
     }
     from->seconds += now() - began;
-    return room;
+    if (how == DONE) w->got = 0;
+    return how;
 }
 
-/* Copy what arrives, and hash it. Whether all of it came. */
-API FAST int atoll_place_from(source *from, int64_t bytes, uint8_t *out, uint8_t *room) {
-    const uint8_t *data = NULL;
-    open_window(from);
-    for (int64_t at = 0; at < bytes; at += TILE) {
-        int64_t some = bytes - at < TILE ? bytes - at : TILE;
-        data = received(from, at, some, room);
-        if (!data) break;
-        atoll_place(from->hashed, data, some, out + at);
+/* Where the next bytes are. */
+static int received(work *w, int64_t bytes, uint8_t *room, const uint8_t **data) {
+    source *from = w->from + w->turn;
+    *data = from->kind == IN_MEMORY ? from->values + w->at : from->kind == FROM_HUGE_PAGES ? seen(from, w->at, bytes) : room;
+    if (*data == room) return receive(w, from, room, bytes);
+    w->error = errno;
+    return *data ? DONE : FAILED;
+}
+
+/* Do a tile: from the source that has the turn to the last one. What was done before it was interrupted is in the rooms,
+   or still where it was. */
+INLINE int do_tile(work *w, int64_t bytes) {
+    uint8_t *out = w->out + w->at, *first_room = w->rooms, *sum = w->rooms + 2 * w->tile;
+    for (; w->turn < w->sources; w->turn++) {
+        int64_t turn = w->turn;
+        source *from = w->from + turn;
+        int is_last = turn == w->sources - 1;
+        const uint8_t *data;
+        int how = received(w, bytes, turn ? w->rooms + w->tile : first_room, &data);
+        if (how != DONE) return how;
+        if (w->sources == 1) {
+            atoll_place(from->hashed, data, bytes, out);
+        } else if (turn) {
+            const source *first = w->from;
+            const uint8_t *before = turn > 1                             ? sum
+                                    : first->kind == IN_MEMORY           ? first->values + w->at
+                                    : first->kind == FROM_HUGE_PAGES     ? seen(w->from, w->at, bytes)
+                                                                         : first_room;
+            if (!before) return FAILED;
+            atoll_mix(w->steps + turn - 1, (const float *)before, turn > 1 ? NULL : first->hashed, (const float *)data,
+                      from->hashed, bytes / 4, (float *)(is_last ? out : sum), is_last ? w->of_out : NULL, is_last);
+        }
     }
-    close_window(from);
-    return data != NULL;
+    w->turn = 0;
+    return DONE;
 }
 
-/* Mix a tile of the second source with the first as the first step says, the third with the result, and so on.
-   -1, or the source that failed to come. */
-INLINE int mix_tile(source *from, int sources, const mixture *steps, int64_t at, int64_t bytes, uint8_t *out,
-                    hash *of_out, uint8_t *rooms) {
-    const uint8_t *total = received(from, at, bytes, rooms);
-    if (!total) return 0;
-    hash *of_total = from->hashed;
-    for (int i = 1; i < sources; i++) {
-        const uint8_t *more = received(from + i, at, bytes, rooms + TILE);
-        if (!more) return i;
-        int is_last = i == sources - 1;
-        uint8_t *sum = is_last ? out + at : rooms + 2 * TILE;
-        atoll_mix(steps + i - 1, (const float *)total, of_total, (const float *)more, from[i].hashed, bytes / 4,
-                  (float *)sum, is_last ? of_out : NULL, is_last);
-        total = sum;
-        of_total = NULL;
-    }
-    return -1;
-}
-
-/* Mix at least two sources. `rooms` is for three tiles. -1, or the source that failed to come. */
-API FAST int atoll_mix_from(source *from, int sources, const mixture *steps, int64_t bytes, uint8_t *out, hash *of_out,
-                            uint8_t *rooms) {
-    int failed = -1;
-    for (int i = 0; i < sources; i++) open_window(from + i);
-    for (int64_t at = 0; at < bytes && failed < 0; at += TILE)
-        failed = mix_tile(from, sources, steps, at, bytes - at < TILE ? bytes - at : TILE, out, of_out, rooms);
-    for (int i = 0; i < sources; i++) close_window(from + i);
-    return failed;
+/* Place the one source, or mix all of them. After an interruption, which signals make, it goes on where it was. */
+API FAST int atoll_read(work *w) {
+    int how = DONE;
+    for (int64_t i = 0; i < w->sources; i++) open_window(w->from + i);
+    for (; w->at < w->bytes && how == DONE; w->at += how == DONE ? w->tile : 0)
+        how = do_tile(w, w->bytes - w->at < w->tile ? w->bytes - w->at : w->tile);
+    for (int64_t i = 0; i < w->sources; i++) close_window(w->from + i);
+    return how;
 }
 #endif

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import signal
+import socket
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +21,7 @@ import xxhash
 
 from atoll import _passes
 from atoll._compiled import NotUsable, address_of
-from atoll._passes import BLOCK, TILE_BYTES, Hash, Mixture, Passes, Source
+from atoll._passes import BLOCK, FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, Hash, Mixture, Passes, Source
 from atoll.rounds.kernels import aligned
 from atoll.rounds.reduce import Coefficients, weighted_mean
 from atoll.stores import _file_huge
@@ -118,94 +124,183 @@ def test_what_is_placed_is_hashed(passes: Passes, size: int, shift: int) -> None
     assert (room[shift + size :] == 7.0).all()
 
 
-FROM_SIZES = [61, 300, 1 << 15, (1 << 15) + 1, 3 * (1 << 15), 1_200_003]
-"""Of one tile that compiled code reads at a time, of several, and of more than it maps at a time."""
+TILE = 1 << 12
+"""Values that are read at a time here."""
+FROM_SIZES = [61, 300, TILE, TILE + 1, 3 * TILE, 1_200_003]
+"""Of one tile, of several, and of more than is mapped at a time."""
+NOTHING = memoryview(b"")
 
 
-def opened(path: Path, front: int) -> int:
-    fd = os.open(path, os.O_RDWR)
-    os.lseek(fd, front, os.SEEK_SET)
-    return fd
+class Shelf:
+    """Open files, pipes and sockets with values in them; closed in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._open, self._threads = folder, ExitStack(), ExitStack()
+
+    def __enter__(self) -> Shelf:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+        self._threads.close()
+
+    def source(self, kind: int, values: np.ndarray, hashed: Hash, *, front: int = 0, ready: int = 0) -> Source:
+        """These values after so many other bytes that have been read, and with so many that are ready."""
+        data = values.data.cast("B")
+        fd = self._socket(data[ready:]) if kind == FROM_SOCKET else self._file(kind, data, front, ready)
+        return Source.from_open(fd, data[:ready], kind, hashed)
+
+    def _file(self, kind: int, data: memoryview, front: int, ready: int) -> int:
+        path = self._folder / f"{len(list(self._folder.iterdir()))}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        self._open.callback(os.close, fd)
+        parts = [memoryview(bytes(front)), data]
+        if not (kind == FROM_HUGE_PAGES and _file_huge.write(fd, parts)):
+            os.pwritev(fd, parts, 0)
+        os.lseek(fd, front + ready, os.SEEK_SET)
+        return fd
+
+    def _socket(self, data: memoryview) -> int:
+        ours, theirs = socket.socketpair()
+
+        def send() -> None:
+            with theirs, suppress(BrokenPipeError):
+                theirs.sendall(data)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        self._threads.callback(thread.join)
+        self._open.callback(ours.close)
+        return ours.fileno()
 
 
-def written(folder: Path, values: np.ndarray, front: int, *, is_huge: bool) -> tuple[int, bool]:
-    """A file with the values after so many other bytes, read up to them; and whether it is to be mapped."""
-    path = folder / f"{len(list(folder.iterdir()))}"
-    path.touch()
-    fd = opened(path, front)
-    parts = [memoryview(bytes(front)), values.data.cast("B")]
-    if not (is_huge and _file_huge.write(fd, parts)):
-        os.pwritev(fd, parts, 0)
-    return fd, is_huge
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    with Shelf(tmp_path) as shelf:
+        yield shelf
+
+
+def read(passes: Passes, sources: list[Source], out: np.ndarray, **more: Any) -> tuple[int, int] | None:
+    given = (Source * len(sources))(*sources)
+    return passes.read(given, more.get("steps", []), out, more.get("hashed"), aligned(3 * TILE))
 
 
 @pytest.mark.parametrize("size", FROM_SIZES)
-@pytest.mark.parametrize("is_huge", [False, True])
-def test_what_a_file_has_is_placed_and_hashed(passes: Passes, tmp_path: Path, size: int, is_huge: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ready"), [(FROM_FILE, 0), (FROM_FILE, 77), (FROM_HUGE_PAGES, 0), (FROM_SOCKET, 0), (FROM_SOCKET, 200)]
+)
+def test_what_is_read_is_placed_and_hashed(passes: Passes, shelf: Shelf, size: int, kind: int, ready: int) -> None:
     values, hashed, out = normal(size), Hash(passes), np.full(size + 8, 7.0, np.float32)
-    fd, is_mapped = written(tmp_path, values, 449, is_huge=is_huge)
-    source = Source(file=fd, hashed=hashed.address, is_mapped=is_mapped)
-    room = np.empty(TILE_BYTES, np.uint8)
-    assert passes.place_from(source, out[:size], address_of(room, np.uint8))
-    os.close(fd)
+    assert read(passes, [shelf.source(kind, values, hashed, front=449, ready=ready)], out[:size]) is None
     assert np.array_equal(out[:size], values)
     assert (out[size:] == 7.0).all()
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
 
 
 @pytest.mark.parametrize("size", FROM_SIZES)
-@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 5])
-def test_files_and_memory_are_mixed_to_the_mean_of_reduce(
-    passes: Passes, tmp_path: Path, size: int, weights: list[float]
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 7])
+@pytest.mark.parametrize("first", range(4))
+def test_what_is_read_is_mixed_to_the_mean_of_reduce(
+    passes: Passes, shelf: Shelf, size: int, weights: list[float], first: int
 ) -> None:
     from atoll.rounds.mixed import _steps
 
     parts = [normal(size, seed) for seed in range(len(weights))]
     hashes = [Hash(passes) for _ in parts]
-    sources = (Source * len(parts))()
-    for i, (part, hashed) in enumerate(zip(parts, hashes, strict=True)):
-        if i == 1:
-            sources[i] = Source(values=address_of(part, np.float32), hashed=hashed.address)
-        else:
-            fd, is_mapped = written(tmp_path, part, 64 * i, is_huge=i % 2 == 0)
-            sources[i] = Source(file=fd, hashed=hashed.address, is_mapped=is_mapped)
-    steps = _steps(Coefficients.of(weights))
-    out, of_out, rooms = np.empty(size, np.float32), Hash(passes), np.empty(3 * TILE_BYTES, np.uint8)
-    given = (Mixture * len(steps))(*steps)
-    assert passes.mix_from(sources, given, out, of_out, address_of(rooms, np.uint8)) is None
-    for i, source in enumerate(sources):
-        if i != 1:
-            os.close(source.file)
+    sources = [
+        shelf.source(kind, part, hashed, front=64 * i)
+        if (kind := (first + i) % 4)
+        else Source.in_memory(address_of(part, np.float32), hashed)
+        for i, (part, hashed) in enumerate(zip(parts, hashes, strict=True))
+    ]
+    out, of_out = np.empty(size, np.float32), Hash(passes)
+    assert read(passes, sources, out, steps=_steps(Coefficients.of(weights)), hashed=of_out) is None
     expected = weighted_mean(parts, weights)
     assert np.array_equal(out, expected)
     assert of_out.hexdigest() == xxhash.xxh3_64_hexdigest(expected)
     assert [h.hexdigest() for h in hashes] == [xxhash.xxh3_64_hexdigest(part) for part in parts]
 
 
-def test_a_file_that_ends_early_is_told(passes: Passes, tmp_path: Path) -> None:
-    values, rooms = normal(100_000), np.empty(3 * TILE_BYTES, np.uint8)
-    whole, _ = written(tmp_path, values, 0, is_huge=False)
-    short, _ = written(tmp_path, values[:-1], 0, is_huge=False)
-    out, hashes, at = np.empty_like(values), [Hash(passes) for _ in range(2)], address_of(rooms, np.uint8)
-    assert not passes.place_from(Source(file=short, hashed=hashes[0].address), out, at)
-    os.lseek(short, 0, os.SEEK_SET)
-    sources = (Source * 2)(Source(file=whole, hashed=hashes[0].address), Source(file=short, hashed=hashes[1].address))
-    assert passes.mix_from(sources, (Mixture * 1)(Mixture.of()), out, None, at) == 1
-    os.close(whole)
-    os.close(short)
+@pytest.mark.parametrize("kind", [FROM_FILE, FROM_SOCKET])
+def test_what_ends_early_is_told(passes: Passes, shelf: Shelf, kind: int) -> None:
+    values, out = normal(100_000), np.empty(100_000, np.float32)
+    hashes = [Hash(passes) for _ in range(3)]
+    assert read(passes, [shelf.source(kind, values[:-1], hashes[0])], out) == (0, 0)
+    sources = [shelf.source(kind, values[: values.size - i], hashes[i + 1]) for i in range(2)]
+    assert read(passes, sources, out, steps=[Mixture.of()]) == (1, 0)
 
 
-def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Passes, tmp_path: Path) -> None:
+def test_what_cannot_be_read_says_why(passes: Passes, shelf: Shelf) -> None:
+    values, hashed = normal(1000), Hash(passes)
+    fd = os.open(os.devnull, os.O_WRONLY)
+    try:
+        assert read(passes, [Source.from_open(fd, NOTHING, FROM_FILE, hashed)], values) == (0, errno.EBADF)
+    finally:
+        os.close(fd)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 1000))
+        assert read(passes, [Source.from_open(ours.fileno(), NOTHING, FROM_SOCKET, hashed)], values) == (
+            0,
+            errno.EAGAIN,
+        )
+
+
+def test_after_a_signal_it_goes_on_where_it_was(passes: Passes) -> None:
+    """Pieces come only after a signal each, so it has to wait in the middle of tiles, and of sources."""
+    parts = [normal(5 * TILE + 7, seed) for seed in range(2)]
+    hashes, out, of_out = [Hash(passes) for _ in parts], np.empty_like(parts[0]), Hash(passes)
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+    pairs = [socket.socketpair() for _ in parts]
+    me = threading.get_ident()
+
+    def send() -> None:
+        for at in range(0, 4 * parts[0].size, 10_001):
+            for part, (_, theirs) in zip(parts, pairs, strict=True):
+                signal.pthread_kill(me, signal.SIGUSR1)
+                theirs.sendall(part.data.cast("B")[at : at + 10_001])
+
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        kind = FROM_SOCKET
+        sources = [Source.from_open(o.fileno(), NOTHING, kind, h) for (o, _), h in zip(pairs, hashes, strict=True)]
+        assert read(passes, sources, out, steps=[Mixture.of(divisor=2)], hashed=of_out) is None
+        sender.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        for pair in pairs:
+            for end in pair:
+                end.close()
+    assert seen
+    assert np.array_equal(out, weighted_mean(parts, [1.0, 1.0]))
+    assert of_out.hexdigest() == xxhash.xxh3_64_hexdigest(out)
+    assert [h.hexdigest() for h in hashes] == [xxhash.xxh3_64_hexdigest(part) for part in parts]
+
+
+def test_whoever_is_interrupted_while_nothing_comes_stops(passes: Passes) -> None:
+    ours, theirs = socket.socketpair()
+    alarm = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with ours, theirs, pytest.raises(KeyboardInterrupt):
+            read(passes, [Source.from_open(ours.fileno(), NOTHING, FROM_SOCKET, Hash(passes))], normal(1000))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, alarm)
+
+
+def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Passes, shelf: Shelf) -> None:
     """A recycled file may be written again while somebody is late."""
     size = 1 << 18
     values = [normal(size), normal(size, 1)]
-    fd, _ = written(tmp_path, values[0], 0, is_huge=False)
-    room, is_over = np.empty(TILE_BYTES, np.uint8), threading.Event()
-    other = os.dup(fd)
+    fd = shelf.source(FROM_FILE, values[0], Hash(passes)).file
+    is_over = threading.Event()
 
     def rewrite() -> None:
         for turn in itertools.count():
-            os.pwrite(other, values[turn % 2].data.cast("B"), 0)
+            os.pwrite(fd, values[turn % 2].data.cast("B"), 0)
             if is_over.is_set():
                 return
 
@@ -215,9 +310,7 @@ def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Pass
         torn = 0
         for _ in range(200):
             hashed, out = Hash(passes), np.empty(size, np.float32)
-            source = Source(file=fd, hashed=hashed.address, is_mapped=True)
-            os.lseek(fd, 0, os.SEEK_SET)
-            assert passes.place_from(source, out, address_of(room, np.uint8))
+            assert read(passes, [Source.from_open(fd, NOTHING, FROM_HUGE_PAGES, hashed)], out) is None
             assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(out)
             torn += not any(np.array_equal(out, v) for v in values)
     finally:

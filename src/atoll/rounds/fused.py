@@ -74,13 +74,12 @@ class InMemory:
 
     def source(self, count: int) -> Source | None:
         assert count <= self._floats.size
-        hashed = self._state.address if isinstance(self._state, Hash) else None
-        return Source(values=self._address, hashed=hashed)
+        return Source.in_memory(self._address, self._state if isinstance(self._state, Hash) else None)
 
-    def was_read(self, source: Source) -> None:
+    def was_read(self, source: Source, count: int) -> None:
         """It was there."""
 
-    def was_cut(self) -> NoReturn:
+    def was_cut(self, number: int) -> NoReturn:  # noqa: ARG002 - there is no such case
         raise AssertionError("memory is always whole")
 
 

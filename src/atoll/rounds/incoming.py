@@ -5,20 +5,20 @@ So bytes are added up, or come to rest, while they are in the nearest cache, and
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
 import numpy as np
 import xxhash
 
-from atoll._passes import Hash, Passes, Source
+from atoll._passes import FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, Hash, Passes, Source
 from atoll._time import Clock
-from atoll.errors import StoreUnavailable
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.kernels import aligned
 from atoll.rounds.mixed import Room
 from atoll.rounds.seal import PREAMBLE_BYTES, open_front, open_header
-from atoll.stores.base import Body
+from atoll.stores.base import Body, Straight
 
 
 class Incoming:
@@ -63,18 +63,22 @@ class Incoming:
         return room.address
 
     def source(self, count: int) -> Source | None:
-        file = getattr(self._body, "fileno", None)
-        if file is None or not isinstance(self._state, Hash) or 4 * count > self.payload_bytes:
+        if not (isinstance(self._body, Straight) and isinstance(self._state, Hash)) or 4 * count > self.payload_bytes:
             return None
-        is_mapped = getattr(self._body, "is_huge", False)
-        return Source(file=file(), hashed=self._state.address, is_mapped=is_mapped)
+        where = self._body.descriptor()
+        if where is None:
+            return None
+        kind = FROM_HUGE_PAGES if where.is_huge else FROM_SOCKET if where.is_socket else FROM_FILE
+        return Source.from_open(where.file, where.ready, kind, self._state)
 
-    def was_read(self, source: Source) -> None:
+    def was_read(self, source: Source, count: int) -> None:
         self.seconds += source.seconds
+        assert isinstance(self._body, Straight)
+        self._body.was_read(4 * count)
 
-    def was_cut(self) -> NoReturn:
-        self._receive(memoryview(bytearray(1)))  # says what is the matter, if it is still the matter
-        raise StoreUnavailable("an object could not be read to its end")
+    def was_cut(self, number: int) -> NoReturn:
+        assert isinstance(self._body, Straight)
+        self._body.was_cut(OSError(number, os.strerror(number)) if number else None)
 
     def read(self, start: int, room: F32) -> F32:  # noqa: ARG002 - one after the other
         self.take(as_bytes(room))

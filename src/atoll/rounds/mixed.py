@@ -9,23 +9,23 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from atoll._compiled import room_of
-from atoll._passes import TILE_BYTES, Hash, Mixture, Passes, Source
+from atoll._passes import FROM_SOCKET, Hash, Mixture, Passes, Source
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.kernels import aligned
 from atoll.rounds.reduce import Coefficients
 
 TILE = 1 << 17
 """Values: few enough to stay in the caches until they are added, and enough for the interpreter not to be noticed."""
-assert 4 * TILE >= 3 * TILE_BYTES, "compiled code divides a room in three"
+_NEAR, _FAR = 1 << 15, 1 << 16
+"""What compiled code reads at a time: less if it need not wait for it."""
 
 
 class Room:
     """Memory for a tile, and where that is."""
 
-    def __init__(self) -> None:
-        self.values: F32 = aligned(TILE)
-        self.address = room_of(self.values, np.float32)
-        self._bytes = as_bytes(self.values)
+    def __init__(self, values: F32) -> None:
+        self.address = room_of(values, np.float32)
+        self._bytes = as_bytes(values)
 
     def bytes_of(self, count: int) -> memoryview:
         return self._bytes if count == TILE else self._bytes[: 4 * count]
@@ -35,7 +35,8 @@ class _Rooms(local):
     """Of the calling thread only: memory that is new costs more than what is done in it."""
 
     def __init__(self) -> None:
-        self.all = (Room(), Room(), Room())
+        self.values: F32 = aligned(3 * TILE)
+        self.all = tuple(Room(self.values[at : at + TILE]) for at in range(0, 3 * TILE, TILE))
 
 
 _rooms = _Rooms()
@@ -56,12 +57,12 @@ class Tiled(Protocol):
         """So many values, if compiled code can get at them; hashed already, or by `hashed_by`."""
         ...
 
-    def was_read(self, source: Source) -> None:
-        """Compiled code has read it."""
+    def was_read(self, source: Source, count: int) -> None:
+        """Compiled code has got so many values from there."""
         ...
 
-    def was_cut(self) -> NoReturn:
-        """It could not: raises what is the matter."""
+    def was_cut(self, number: int) -> NoReturn:
+        """It could not, and has the system's number for why, or 0 if there was no more. Raises what is the matter."""
         ...
 
 
@@ -78,7 +79,7 @@ def mean(
     sources = [source for part in parts if (source := part.source(out.size)) is not None]
     steps = _steps(coefficients)
     if len(sources) == len(parts):
-        _mean_at_once(passes, parts, sources, steps, out, result)
+        _at_once(passes, parts, sources, steps, out, result)
         if done is not None:
             done(out)
         return
@@ -98,30 +99,29 @@ def mean(
             done(out[start : start + count])
 
 
-def _mean_at_once(
-    passes: Passes, parts: Sequence[Tiled], sources: list[Source], steps: list[Mixture], out: F32, result: Hash | None
-) -> None:
-    given = (Source * len(sources))(*sources)
-    failed = passes.mix_from(given, (Mixture * len(steps))(*steps), out, result, _rooms.all[0].address)
-    for part, source in zip(parts, given, strict=True):
-        part.was_read(source)
-    if failed is not None:
-        parts[failed].was_cut()
-
-
 def place(passes: Passes, payload: Tiled, hashed: Hash, out: F32) -> None:
     """Fill `out` with a payload that is received where its last tile was: near, not far."""
-    room = _rooms.all[0]
     source = payload.source(out.size)
     if source is not None:
-        is_whole = passes.place_from(source, out, room.address)
-        payload.was_read(source)
-        if not is_whole:
-            payload.was_cut()
+        _at_once(passes, [payload], [source], [], out, None)
         return
+    room = _rooms.all[0]
     for start in range(0, out.size, TILE):
         tile = out[start : start + TILE]
         passes.place(payload.tile(start, tile.size, room), tile, hashed)
+
+
+def _at_once(
+    passes: Passes, parts: Sequence[Tiled], sources: list[Source], steps: list[Mixture], out: F32, result: Hash | None
+) -> None:
+    """Let compiled code get all there is by itself."""
+    tile = _FAR if any(source.kind == FROM_SOCKET for source in sources) else _NEAR
+    given = (Source * len(sources))(*sources)
+    failed = passes.read(given, steps, out, result, _rooms.values[: 3 * tile])
+    if failed is not None:
+        parts[failed[0]].was_cut(failed[1])
+    for part, source in zip(parts, given, strict=True):
+        part.was_read(source, out.size)
 
 
 def _steps(coefficients: Coefficients) -> list[Mixture]:

@@ -10,11 +10,12 @@ import mmap
 import os
 from io import FileIO
 from pathlib import Path
+from typing import NoReturn
 
 from atoll.errors import StoreUnavailable
 from atoll.stores._file_errors import translated
 from atoll.stores._file_huge import is_huge
-from atoll.stores.base import Buffer
+from atoll.stores.base import Buffer, Descriptor, Straight
 
 _READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
 _MAP_FROM = 1 << 20
@@ -22,7 +23,7 @@ _LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "z
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-class FileBody:
+class FileBody(Straight):
     """An open file, read from its beginning."""
 
     def __init__(self, fd: int, uri: str, key: str) -> None:
@@ -34,23 +35,29 @@ class FileBody:
             raise translated(exc, "read", uri, key) from exc
         found = os.fstat(fd)
         self.size = found.st_size
-        self.is_huge = is_huge(found)
+        self._is_huge = is_huge(found)
 
     def readinto(self, buffer: memoryview) -> None:
         try:
             while (count := self._file.readinto(buffer)) < len(buffer):
                 if not count:
-                    message = f"`{self._key}` in {self._uri} ended early"
-                    raise StoreUnavailable(message, uri=self._uri, key=self._key)
+                    self.was_cut(None)
                 buffer = buffer[count:]
         except OSError as exc:
-            raise translated(exc, "read", self._uri, self._key) from exc
+            self.was_cut(exc)
         except ValueError as exc:
             raise StoreUnavailable(f"`{self._key}` in {self._uri} is closed", uri=self._uri, key=self._key) from exc
 
-    def fileno(self) -> int:
-        """For whoever reads on by itself, from where we are."""
-        return self._file.fileno()
+    def descriptor(self) -> Descriptor:
+        return Descriptor(self._file.fileno(), is_huge=self._is_huge)
+
+    def was_read(self, count: int) -> None:
+        """The file knows."""
+
+    def was_cut(self, error: OSError | None) -> NoReturn:
+        if error is not None:
+            raise translated(error, "read", self._uri, self._key) from error
+        raise StoreUnavailable(f"`{self._key}` in {self._uri} ended early", uri=self._uri, key=self._key)
 
     def close(self) -> None:
         self._file.close()

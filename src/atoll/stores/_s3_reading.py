@@ -16,7 +16,7 @@ import struct
 import weakref
 from collections.abc import Callable
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -24,6 +24,7 @@ from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreUnavailable
 from atoll.stores._cloud_address import CloudAddress
 from atoll.stores._cloud_client import CloudSettings, ca_file_of
+from atoll.stores.base import Descriptor, Straight
 
 _MOST_HEAD_BYTES = 1 << 16
 _MOST_IDLE = 64
@@ -55,7 +56,7 @@ class Head(NamedTuple):
         return self.version == b"HTTP/1.0" or b"close" in self.headers.get(b"connection", b"").lower()
 
 
-class SocketBody:
+class SocketBody(Straight):
     """A body on its way. The connection goes back to those that can be used again once all of it has been read."""
 
     def __init__(
@@ -81,14 +82,27 @@ class SocketBody:
         try:
             self._fill(self._connection, buffer)
         except OSError as exc:
-            self.close()
-            self._break_off()
-            why = "no bytes came for too long" if isinstance(exc, TIMED_OUT) else exc
-            raise self._unavailable(f"did not come to its end: {why}") from exc
+            self.was_cut(exc)
         except BaseException:  # Ctrl-C, say: some bytes were taken and nobody knows how many
             self.close()
             raise
         self._left -= len(buffer)
+
+    def descriptor(self) -> Descriptor | None:
+        if self._connection is None or isinstance(self._connection, ssl.SSLSocket):
+            return None
+        return Descriptor(self._connection.fileno(), ready=self._more, is_socket=True)
+
+    def was_read(self, count: int) -> None:
+        self._more = self._more[count:]
+        self._left -= count
+
+    def was_cut(self, error: OSError | None) -> NoReturn:
+        error = error or ConnectionResetError("the connection was closed")
+        self.close()
+        self._break_off()
+        why = "no bytes came for too long" if isinstance(error, TIMED_OUT) else error
+        raise self._unavailable(f"did not come to its end: {why}") from error
 
     def _unavailable(self, what: str) -> StoreUnavailable:
         return StoreUnavailable(f"`{self.key}` in {self.uri} {what}", uri=self.uri, key=self.key)

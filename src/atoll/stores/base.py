@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from atoll.errors import BadKey, StoreUnavailable
 
@@ -81,11 +82,7 @@ class Recycling(Protocol):
 
 
 class Body(Protocol):
-    """An object that is being read from its beginning. For one thread at a time.
-
-    One whose bytes come from a file as they are may have a `fileno`, to be read from where it is, and be `is_huge` if
-    that file is better mapped, and will not get shorter.
-    """
+    """An object that is being read from its beginning. For one thread at a time."""
 
     size: int
 
@@ -105,6 +102,34 @@ class Streaming(Protocol):
     def open(self, key: str) -> Body:
         """Begin to read an object. (S2 S15)"""
         ...
+
+
+class Descriptor(NamedTuple):
+    """Where the next bytes of a body come from, just as they are: something open, which stays so until it is closed."""
+
+    file: int
+    ready: memoryview = memoryview(b"")
+    """What has been taken from there already, and comes first."""
+    is_socket: bool = False
+    """To be waited for, as long as the socket has been told to wait; else it is a file."""
+    is_huge: bool = False
+    """A file that is better looked at where it lies, and will not get shorter."""
+
+
+class Straight(ABC):
+    """A `Body` that compiled code may read by itself, which spares the interpreter."""
+
+    @abstractmethod
+    def descriptor(self) -> Descriptor | None:
+        """None if it has to be read by `readinto` after all."""
+
+    @abstractmethod
+    def was_read(self, count: int) -> None:
+        """So many bytes more have been read."""
+
+    @abstractmethod
+    def was_cut(self, error: OSError | None) -> NoReturn:
+        """They could not be read, for this reason, or because there are no more. Raises `StoreUnavailable`."""
 
 
 class BufferBody:
