@@ -320,12 +320,14 @@ static double now(void) {
 /* Look at a file where it lies, if there is room to. */
 static void open_window(source *from) {
     if (from->kind != FROM_HUGE_PAGES) return;
+    from->kind = FROM_FILE;
     from->begin = lseek((int)from->file, 0, SEEK_CUR);
+    if (from->begin < 0) return;
     from->reserved = mmap(NULL, WINDOW + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (from->begin < 0 || from->reserved == MAP_FAILED)
-        from->kind = FROM_FILE;
-    else
-        from->at = -WINDOW, from->window = from->reserved + (-(uintptr_t)from->reserved & (HUGE - 1));
+    if (from->reserved == MAP_FAILED) return;
+    from->kind = FROM_HUGE_PAGES;
+    from->at = -WINDOW;
+    from->window = from->reserved + (-(uintptr_t)from->reserved & (HUGE - 1));
 }
 
 static void close_window(source *from) {

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -84,15 +85,28 @@ def test_what_a_file_lacks_is_added(shm: Path, size: int) -> None:
         assert (shm / "file").stat().st_blocks * 512 >= size
 
 
-def test_a_file_with_a_hole_that_says_it_is_huge_is_left_alone(shm: Path) -> None:
+@pytest.mark.parametrize("size", [2 * HUGE, 2 * HUGE + 100_000])
+def test_a_file_with_a_hole_that_says_it_is_huge_is_left_alone(shm: Path, size: int) -> None:
     with open(shm / "file", "wb") as file:
-        file.truncate(2 * HUGE)
+        file.seek(HUGE)
+        file.write(b"x" * (size - HUGE))
     os.chmod(shm / "file", 0o1600)
+    before = (shm / "file").stat().st_blocks
     fd = os.open(shm / "file", os.O_RDWR)
-    assert not write(fd, views(bytes(2 * HUGE)))
+    assert not write(fd, views(bytes(size)))
     os.close(fd)
     assert not is_huge((shm / "file").stat())
-    assert (shm / "file").stat().st_blocks == 0
+    assert (shm / "file").stat().st_blocks == before
+
+
+def test_only_what_is_on_a_tmpfs_is_looked_at_where_it_lies(shm: Path, tmp_path: Path) -> None:
+    """Copies keep the mark, and elsewhere another machine may shorten a file."""
+    for folder in (shm, tmp_path):
+        store = FileStore(folder, recycle=True)
+        store.put("a", bytes(HUGE))
+        next(path for path in folder.iterdir() if path.name.startswith("a")).chmod(0o1600)
+        with closing(store.open("a")) as body:
+            assert body.descriptor().is_huge == (file_system(folder) == "tmpfs")
 
 
 @pytest.mark.usefixtures("has_huge_pages")

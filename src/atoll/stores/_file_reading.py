@@ -26,7 +26,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 class FileBody(Straight):
     """An open file, read from its beginning."""
 
-    def __init__(self, fd: int, uri: str, key: str) -> None:
+    def __init__(self, fd: int, uri: str, key: str, *, may_be_huge: bool = False) -> None:
         self._uri, self._key = uri, key
         try:
             self._file = FileIO(fd)
@@ -35,7 +35,7 @@ class FileBody(Straight):
             raise translated(exc, "read", uri, key) from exc
         found = os.fstat(fd)
         self.size = found.st_size
-        self._is_huge = is_huge(found)
+        self._is_huge = may_be_huge and is_huge(found)  # a copy on another file system keeps the mark
 
     def readinto(self, buffer: memoryview) -> None:
         try:

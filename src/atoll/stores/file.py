@@ -81,7 +81,7 @@ class FileStore:
             os.close(fd)
 
     def open(self, key: str) -> FileBody:
-        return FileBody(self._open(key), self.uri, key)
+        return FileBody(self._open(key), self.uri, key, may_be_huge=self._file_system() == "tmpfs")
 
     def put(self, key: str, data: Data) -> None:
         path, parts = self._path(key), pieces(data)
