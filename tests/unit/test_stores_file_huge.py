@@ -88,8 +88,8 @@ def test_what_a_file_lacks_is_added(shm: Path, size: int) -> None:
 @pytest.mark.parametrize("size", [2 * HUGE, 2 * HUGE + 100_000])
 def test_a_file_with_a_hole_that_says_it_is_huge_is_left_alone(shm: Path, size: int) -> None:
     with open(shm / "file", "wb") as file:
-        file.seek(HUGE)
-        file.write(b"x" * (size - HUGE))
+        file.seek(1 << 16)
+        file.write(b"x" * (size - (1 << 16)))
     os.chmod(shm / "file", 0o1600)
     before = (shm / "file").stat().st_blocks
     fd = os.open(shm / "file", os.O_RDWR)

@@ -44,8 +44,7 @@ def write(fd: int, parts: Sequence[memoryview]) -> bool:
         if not (found.st_size and found.st_mode & _IS_HUGE):
             _make(fd, whole)
             os.fchmod(fd, stat.S_IMODE(found.st_mode) | _IS_HUGE)
-        # A hole may find no memory, which would be the end of us.
-        if os.fstat(fd).st_blocks * 512 < (found.st_size or whole):
+        elif not is_huge(found):  # a hole may find no memory, which would be the end of us
             return False
         for start in range(0, whole, _WINDOW):
             stop = min(start + _WINDOW, whole)
