@@ -19,6 +19,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FOUNDATION = {
     "errors",
     "extras",
+    "failures",
     "spec",
     "status",
     "result",
