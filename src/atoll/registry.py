@@ -65,7 +65,20 @@ def store_uri(text: str) -> str:
         return text.rstrip("/") if not text.endswith("://") else text
     from urllib.parse import quote
 
-    return "file://" + quote(os.path.abspath(os.path.expanduser(text)))
+    path = os.path.abspath(os.path.expanduser(text))
+    _refuse_options(text, path)
+    return "file://" + quote(path)
+
+
+def _refuse_options(text: str, path: str) -> None:
+    """A path has no options. Who writes them wants them, and not a folder that is called so; unless there is one."""
+    folder, mark, options = path.rpartition("?")
+    if not mark or "=" not in options or "/" in options or os.path.isdir(path):
+        return
+    from urllib.parse import quote
+
+    uri = f"file://{quote(folder)}?{options}"
+    raise ConfigError(f"store `{text}`: a plain path takes no options", hint=f"write it as a URI: '{uri}'")
 
 
 def known(kind: str) -> dict[str, Row]:
