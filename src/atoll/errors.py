@@ -6,7 +6,7 @@ AtollError
 │   ├── UnknownName            an executor, store, GPU or codec that does not exist; says what may be meant
 │   ├── Unsupported            this backend cannot do this placement; every reason at once
 │   ├── MissingExtra           an optional package is not installed (also an ImportError)
-│   └── Conflict               this run id already belongs to a run with other content
+│   └── Conflict               this run id already belongs to a run with other content, or other settings
 ├── BackendError [3]           the service that runs replicas refused or failed
 │   ├── AuthError              credentials are missing, expired or not allowed to do this
 │   ├── CapacityError          no quota or no machines
@@ -104,11 +104,17 @@ class MissingExtra(ConfigError, ImportError):
 
 
 class Conflict(ConfigError):
-    """The run id is taken by a run with other content. `differences` has one line for each."""
+    """The run id is taken by a run with other content. `differences` has one line for each.
 
-    def __init__(self, run_id: str, differences: Sequence[str], *, hint: str | None = None) -> None:
+    `what` says what cannot be, where that is something else than starting a run.
+    """
+
+    def __init__(
+        self, run_id: str, differences: Sequence[str], *, what: str | None = None, hint: str | None = None
+    ) -> None:
         self.run_id, self.differences = run_id, tuple(differences)
-        message = _listed(f"run `{run_id}` already exists with other content", self.differences, noun="difference")
+        head = what or f"run `{run_id}` already exists with other content"
+        message = _listed(head, self.differences, noun="difference")
         super().__init__(message, hint=hint or "choose another run id, or leave it out to get a new one")
 
 
