@@ -2,6 +2,7 @@
 
 AtollError
 ├── ConfigError [2]            fix your input; nothing was started
+│   ├── UsageError             the words of a command line do not make sense
 │   ├── InvalidSpec            one or more fields, each with its value and the rule it breaks
 │   ├── UnknownName            an executor, store, GPU or codec that does not exist; says what may be meant
 │   ├── Unsupported            this backend cannot do this placement; every reason at once
@@ -67,6 +68,10 @@ class ConfigError(AtollError):
     """Your input has to change. Nothing was started."""
 
     exit_code = 2
+
+
+class UsageError(ConfigError):
+    """The command line does not make sense."""
 
 
 class InvalidSpec(ConfigError):

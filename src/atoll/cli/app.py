@@ -12,7 +12,7 @@ import click
 from atoll.cli.envelope import error_record
 from atoll.cli.main import COMPLETE
 from atoll.cli.output import Output
-from atoll.errors import AtollError, ConfigError, UnknownName, did_you_mean
+from atoll.errors import AtollError, UnknownName, UsageError, did_you_mean
 
 SECTIONS = ("Start", "Look", "End", "Set up")
 _COMMANDS = "atoll.cli.commands"
@@ -136,10 +136,6 @@ class Interrupted(AtollError):
         super().__init__("interrupted; runs go on without this command", hint=hint)
         self.is_quiet = quiet
         """Whether all was said already."""
-
-
-class UsageError(ConfigError):
-    """The command line does not make sense."""
 
 
 def _usage(exc: click.UsageError) -> UsageError:
