@@ -30,6 +30,7 @@ FOUNDATION = {
     "gpu",
     "entry",
     "home",
+    "suggestion",
 }
 MAY_IMPORT = {
     "stores": FOUNDATION | {"_passes"},

@@ -300,11 +300,10 @@ def translating(table: dict[type[Exception], type[AtollError]], message: str, **
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """`, did you mean `x`?` or nothing."""
-    import difflib
+    from atoll.suggestion import closest
 
-    folded = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    return f", did you mean `{folded[close[0]]}`?" if close else ""
+    close = closest(name, known)
+    return f", did you mean `{close}`?" if close is not None else ""
 
 
 def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:
