@@ -5,13 +5,15 @@ A wrong guess is worse than none, so only what looks like a slip of the hand cou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _SHORTEST_STEM = 3
+_WORD_ENDS = re.compile(r"[\W_]+")
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is one slip away, or a few in a long one, or of which one is the beginning of the other."""
+    """The known name that is one slip away, or a few in a long one; or one is the beginning or a word of the other."""
     near = [(_slips(name.lower(), other.lower()), other) for other in known]
     likely = [(slips, other) for slips, other in near if slips <= _most_slips(name, other) or _is_stem(name, other)]
     return min(likely)[1] if likely else None
@@ -24,7 +26,7 @@ def _most_slips(name: str, other: str) -> int:
 
 def _is_stem(name: str, other: str) -> bool:
     short, long = sorted((name.lower(), other.lower()), key=len)
-    return len(short) >= _SHORTEST_STEM and long.startswith(short)
+    return len(short) >= _SHORTEST_STEM and (long.startswith(short) or short in _WORD_ENDS.split(long))
 
 
 def _slips(first: str, second: str) -> int:

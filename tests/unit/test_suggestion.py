@@ -32,6 +32,7 @@ COMMANDS = ["cancel", "logs", "ps", "result", "run", "status", "sweep", "top", "
         ("x", ["y"], None),
         ("anything", [], None),
         ("H1000", ["A100", "H100", "H200"], "H100"),
+        ("restarts", ["max_restarts", "replicas"], "max_restarts"),
         ("h100sxm", ["A100", "H100", "H200"], "H100"),
     ],
 )
