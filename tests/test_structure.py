@@ -30,6 +30,7 @@ FOUNDATION = {
     "gpu",
     "entry",
     "home",
+    "installing",
     "suggestion",
 }
 MAY_IMPORT = {

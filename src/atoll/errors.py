@@ -104,8 +104,10 @@ class MissingExtra(ConfigError, ImportError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, *, extra: str) -> None:
+        from atoll.installing import install_command
+
         self.extra = extra
-        super().__init__(f"`{package}` is not installed", hint=f"pip install 'atoll[{extra}]'")
+        super().__init__(f"`{package}` is not installed", hint=install_command(extra))
 
 
 class Conflict(ConfigError):

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.errors import ConfigError, UnknownName
+from atoll.installing import install_command
 
 if TYPE_CHECKING:
     from atoll.executors.base import Executor
@@ -92,7 +93,7 @@ def load(kind: str, name: str) -> Any:
     if row is None and kind == "store":
         row = _any_other_store(name)
     if row is None:
-        hint = "other fsspec file systems: pip install 'atoll[fsspec]'" if kind == "store" else None
+        hint = f"other fsspec file systems: {install_command('fsspec')}" if kind == "store" else None
         raise UnknownName(kind, name, sorted(known(kind)), hint=hint)
     module, _, attribute = row.path.partition(":")
     try:
