@@ -1,3 +1,4 @@
+# make setup   a fresh clone: sets everything up in .venv
 # make demo    a fresh clone: sets everything up, then trains on 4 local replicas with a live view
 # make test    a fresh clone: sets everything up, then runs the tests
 PYTHON ?= python3

@@ -19,6 +19,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FOUNDATION = {
     "errors",
     "extras",
+    "failures",
     "spec",
     "status",
     "result",
@@ -29,6 +30,8 @@ FOUNDATION = {
     "gpu",
     "entry",
     "home",
+    "installing",
+    "suggestion",
 }
 MAY_IMPORT = {
     "stores": FOUNDATION | {"_passes"},

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.config_fields import FIELDS, OTHER_VARIABLES, SECTIONS, TABLES, is_table, table_problem
+from atoll.config_fields import FIELDS, OTHER_VARIABLES, PREFIX, SECTIONS, TABLES, is_table, table_problem
 from atoll.config_file import ConfigFile, find, read
 from atoll.errors import ConfigError, InvalidSpec, UnknownName, did_you_mean
 from atoll.home import home
+from atoll.suggestion import closest
 
 
 @dataclass(frozen=True)
@@ -208,10 +209,12 @@ class _Reader:
 
 def _warnings(environ: Mapping[str, str], found: ConfigFile | None) -> Iterator[str]:
     """What is probably a slip, and no reason to stop."""
-    variables = [known.variable for known in FIELDS.values()]
+    variables = {known.variable for known in FIELDS.values()} | OTHER_VARIABLES
     for name in sorted(environ):
-        if name.startswith("ATOLL_") and name not in OTHER_VARIABLES and name not in variables:
-            yield f"the variable {name} is no setting{did_you_mean(name, variables)}"
+        if name.startswith(PREFIX) and name not in variables:
+            close = closest(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in sorted(variables)])
+            meant = f", did you mean `{PREFIX}{close}`?" if close else ""
+            yield f"the variable {name} is no setting{meant}"
     if found and found.path.name == "atoll.toml":
         beside = found.path.parent / "pyproject.toml"
         if beside.is_file() and "[tool.atoll" in beside.read_text(encoding="utf-8", errors="replace"):

@@ -8,6 +8,9 @@ from typing import Any
 
 from atoll import durations
 
+PREFIX = "ATOLL_"
+"""Every variable of ours begins so."""
+
 Reader = Callable[[Any], Any]
 """A value as it was written -> the value we use; `ValueError` says the rule."""
 
@@ -26,7 +29,7 @@ class Field:
 
     @property
     def variable(self) -> str:
-        return f"ATOLL_{self.key.upper()}"
+        return f"{PREFIX}{self.key.upper()}"
 
 
 def _text(value: Any) -> str:

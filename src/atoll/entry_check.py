@@ -10,6 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from atoll.entry import Entry
+from atoll.entry_types import type_problem
 from atoll.errors import InvalidSpec, did_you_mean
 from atoll.spec import Task
 
@@ -94,10 +95,22 @@ def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
         for name in task.args:
             if name not in accepted:
                 yield f"`{function.name}` takes no argument `{name}`{did_you_mean(name, sorted(accepted))}"
-    with_default = set(named[len(named) - len(spec.defaults) :]) if spec.defaults else set()
-    with_default |= {a.arg for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
-    for name in sorted(accepted - with_default - set(task.args)):
+    defaults = _defaults(spec)
+    for name in sorted(accepted - set(defaults) - set(task.args)):
         yield f"`{function.name}` needs an argument `{name}`"
+    for parameter in spec.posonlyargs + spec.args + spec.kwonlyargs:
+        if parameter.arg in accepted and parameter.arg in task.args:
+            problem = type_problem(parameter, defaults.get(parameter.arg), task.args[parameter.arg])
+            if problem is not None:
+                yield f"`{function.name}`: {problem}"
+
+
+def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:
+    """The parameters that have a default, and what it is."""
+    positional = [a.arg for a in spec.posonlyargs + spec.args]
+    found = dict(zip(positional[len(positional) - len(spec.defaults) :], spec.defaults, strict=True))
+    keyword = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+    return found | {a.arg: default for a, default in keyword if default is not None}
 
 
 def _may_be_context(spec: ast.arguments) -> bool:

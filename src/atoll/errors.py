@@ -2,11 +2,12 @@
 
 AtollError
 ├── ConfigError [2]            fix your input; nothing was started
+│   ├── UsageError             the words of a command line do not make sense
 │   ├── InvalidSpec            one or more fields, each with its value and the rule it breaks
 │   ├── UnknownName            an executor, store, GPU or codec that does not exist; says what may be meant
 │   ├── Unsupported            this backend cannot do this placement; every reason at once
 │   ├── MissingExtra           an optional package is not installed (also an ImportError)
-│   └── Conflict               this run id already belongs to a run with other content
+│   └── Conflict               this run id already belongs to a run with other content, or other settings
 ├── BackendError [3]           the service that runs replicas refused or failed
 │   ├── AuthError              credentials are missing, expired or not allowed to do this
 │   ├── CapacityError          no quota or no machines
@@ -69,6 +70,10 @@ class ConfigError(AtollError):
     exit_code = 2
 
 
+class UsageError(ConfigError):
+    """The command line does not make sense."""
+
+
 class InvalidSpec(ConfigError):
     """A specification breaks one or more rules. `problems` has one line for each."""
 
@@ -99,16 +104,24 @@ class MissingExtra(ConfigError, ImportError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, *, extra: str) -> None:
+        from atoll.installing import install_command
+
         self.extra = extra
-        super().__init__(f"`{package}` is not installed", hint=f"pip install 'atoll[{extra}]'")
+        super().__init__(f"`{package}` is not installed", hint=install_command(extra))
 
 
 class Conflict(ConfigError):
-    """The run id is taken by a run with other content. `differences` has one line for each."""
+    """The run id is taken by a run with other content. `differences` has one line for each.
 
-    def __init__(self, run_id: str, differences: Sequence[str], *, hint: str | None = None) -> None:
+    `what` says what cannot be, where that is something else than starting a run.
+    """
+
+    def __init__(
+        self, run_id: str, differences: Sequence[str], *, what: str | None = None, hint: str | None = None
+    ) -> None:
         self.run_id, self.differences = run_id, tuple(differences)
-        message = _listed(f"run `{run_id}` already exists with other content", self.differences, noun="difference")
+        head = what or f"run `{run_id}` already exists with other content"
+        message = _listed(head, self.differences, noun="difference")
         super().__init__(message, hint=hint or "choose another run id, or leave it out to get a new one")
 
 
@@ -289,11 +302,10 @@ def translating(table: dict[type[Exception], type[AtollError]], message: str, **
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """`, did you mean `x`?` or nothing."""
-    import difflib
+    from atoll.suggestion import closest
 
-    folded = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    return f", did you mean `{folded[close[0]]}`?" if close else ""
+    close = closest(name, known)
+    return f", did you mean `{close}`?" if close is not None else ""
 
 
 def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:

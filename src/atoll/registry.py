@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.errors import ConfigError, UnknownName
+from atoll.installing import install_command
 
 if TYPE_CHECKING:
     from atoll.executors.base import Executor
@@ -65,7 +66,20 @@ def store_uri(text: str) -> str:
         return text.rstrip("/") if not text.endswith("://") else text
     from urllib.parse import quote
 
-    return "file://" + quote(os.path.abspath(os.path.expanduser(text)))
+    path = os.path.abspath(os.path.expanduser(text))
+    _refuse_options(text, path)
+    return "file://" + quote(path)
+
+
+def _refuse_options(text: str, path: str) -> None:
+    """A path has no options. Who writes them wants them, and not a folder that is called so; unless there is one."""
+    folder, mark, options = path.rpartition("?")
+    if not mark or "=" not in options or "/" in options or os.path.isdir(path):
+        return
+    from urllib.parse import quote
+
+    uri = f"file://{quote(folder)}?{options}"
+    raise ConfigError(f"store `{text}`: a plain path takes no options", hint=f"write it as a URI: '{uri}'")
 
 
 def known(kind: str) -> dict[str, Row]:
@@ -79,7 +93,7 @@ def load(kind: str, name: str) -> Any:
     if row is None and kind == "store":
         row = _any_other_store(name)
     if row is None:
-        hint = "other fsspec file systems: pip install 'atoll[fsspec]'" if kind == "store" else None
+        hint = f"other fsspec file systems: {install_command('fsspec')}" if kind == "store" else None
         raise UnknownName(kind, name, sorted(known(kind)), hint=hint)
     module, _, attribute = row.path.partition(":")
     try:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from atoll.errors import RunFailed
+from atoll.failures import failure_hint, failure_text
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
 _LAST_LINE_CHARS = 2000
@@ -76,7 +77,8 @@ class RunResult:
         """Return self, or raise `RunFailed` naming ranks, reasons, last lines and the command that shows more."""
         failed = self.failures()
         if failed:
-            raise RunFailed(_failure_text(self, failed), result=self, hint=_failure_hint(self, failed))
+            text = failure_text(self.run_id, len(self.outcomes), failed)
+            raise RunFailed(text, result=self, hint=failure_hint(self.run_id, failed))
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -136,30 +138,3 @@ def last_lines(lines: Callable[[], Iterable[str]], count: int = 5) -> tuple[str,
         return tuple(line[-_LAST_LINE_CHARS:] for line in lines())[-count:]
     except AtollError as exc:
         return (f"[no log: {exc.message}]",)
-
-
-def _failure_text(result: RunResult, failed: list[ReplicaOutcome]) -> str:
-    total = len(result.outcomes)
-    lines = [f"run `{result.run_id}`: {len(failed)} of {total} replicas did not succeed"]
-    for outcome in failed[:8]:
-        lines.extend(_outcome_text(outcome))
-    if len(failed) > 8:
-        lines.append(f"  … and {len(failed) - 8} more: ranks {', '.join(str(o.rank) for o in failed[8:])}")
-    return "\n".join(lines)
-
-
-def _outcome_text(outcome: ReplicaOutcome) -> Iterable[str]:
-    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
-    yield f"  rank {outcome.rank}: {outcome.state}, {outcome.reason}{code}: {outcome.message or 'no reason given'}"
-    if outcome.error and outcome.error.traceback and outcome.reason not in (Reason.CANCELLED, Reason.TIMEOUT):
-        yield from (f"    {line}" for line in outcome.error.traceback.rstrip().splitlines()[-30:])
-    else:
-        yield from (f"    | {line}" for line in outcome.last_lines)
-
-
-def _failure_hint(result: RunResult, failed: list[ReplicaOutcome]) -> str:
-    import shlex
-
-    followed = (Reason.CANCELLED, Reason.TIMEOUT, Reason.LOST)  # these often end because another one did
-    culprit = next((outcome for outcome in failed if outcome.reason not in followed), failed[0])
-    return f"atoll logs {shlex.quote(result.run_id)} --rank {culprit.rank}"

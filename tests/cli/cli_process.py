@@ -24,6 +24,9 @@ def ok(ctx, *, steps=2, note="", value=None):
         ctx.log(round_no=step, loss=1 / (step + 1))
     return {"rank": ctx.rank} if value is None else value
 
+def typed(ctx, *, lr: float = 0.1):
+    return lr
+
 def bad(ctx):
     print("about to fail", flush=True)
     if ctx.rank == 1:

@@ -44,6 +44,7 @@ def plugins(cli, tmp_path: Path) -> None:
         (["run", "job:ok", "--timeout", "soon"], "`90s`, `15m`, `2h`", None),
         (["run", "job:ok", "--arg", "steps"], "--arg NAME=VALUE", None),
         (["run", "job:ok", "--arg", "steps=1", "--arg", "steps=2"], "given twice", None),
+        (["run", "job:typed", "--arg", "lr=abc"], "`lr: float` wants a number, not the text 'abc'", None),
         (["run", "job:ok", "--args-json", "[1]"], "a JSON object", None),
         (["run", "job:ok", "--args-file", "none.json"], "none.json", None),
         (["run", "job:ok", "--detach", "--wait"], "which one is it?", None),

@@ -57,5 +57,17 @@ def test_verify_finds_an_update_that_was_changed(inside, store):
 
 def test_verify_of_a_run_without_rounds_says_so(finished, inside):
     done = inside.at(finished.cli)("verify", finished.ok)
-    assert done.code == 2
+    assert done.code == 5
     assert "no replica has joined" in done.stderr
+
+
+def test_before_the_first_round_verify_and_trace_end_alike_and_top_shows_what_there_is(finished, inside, tmp_path):
+    store = FileStore(tmp_path / "rounds")
+    with RoundClient(store, "early", 0, 1, layouts=[LAYOUT], settings={}) as client:
+        client.join([np.zeros(LAYOUT.size, np.float32).data.cast("B")])
+        for command in ("verify", "trace"):
+            done = inside(command, "early", "--store", store.uri, "--json")
+            assert done.code == 5
+            assert done.error["code"] == "RoundError"
+            assert "none of its rounds is over" in done.error["message"]
+    assert inside.at(finished.cli)("top", finished.ok).code == 0

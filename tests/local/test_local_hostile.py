@@ -104,6 +104,9 @@ def one_long_line(size):
     os.write(1, b"first\\n" + b"z" * size)
     os._exit(3)
 
+def long_words(size):
+    raise ValueError("z" * size + " the end")
+
 def sleeps(seconds):
     time.sleep(seconds)
     return seconds
@@ -343,6 +346,16 @@ def test_a_log_that_is_one_long_line_is_followed_whole_and_quoted_in_part(hostil
     with pytest.raises(RunFailed) as caught:
         run.result().raise_for_failures()
     assert len(str(caught.value)) < 5000
+
+
+def test_of_a_traceback_that_is_too_long_both_ends_are_kept(hostile, store):
+    run = atoll.launch("hostile:long_words", store=store, args={"size": 300_000})
+    run.wait(LIMIT_S)
+    with pytest.raises(RunFailed) as caught:
+        run.result().raise_for_failures()
+    assert "raise ValueError(" in caught.value.message
+    assert "the end" in caught.value.message
+    assert len(caught.value.message) < 10_000
 
 
 def test_a_store_that_fills_up_is_named_as_the_reason(hostile, store):

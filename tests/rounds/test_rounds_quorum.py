@@ -175,6 +175,7 @@ def test_a_replica_with_another_layout_or_setting_is_refused_with_the_difference
     for odd, words in (
         (Toy(0, 1, clock, size=2501), "[2494] float32 here"),
         (Toy(0, 1, clock, settings={"inner_steps": 4}), "inner_steps: agreed 3, here 4"),
+        (Toy(0, 1, clock, settings={"inner_steps": 3, "outer": {"lr": 1}}), "\n  outer.lr: agreed None, here 1\n"),
         (Toy(0, 1, clock, codec="bf16"), "codec: agreed 'fp32', here 'bf16'"),
         (Toy(0, 2, clock), "world_size: agreed 1, here 2"),
     ):
@@ -182,7 +183,10 @@ def test_a_replica_with_another_layout_or_setting_is_refused_with_the_difference
         simulation.start("odd", odd.train(), store)
         simulation.run()
         assert isinstance(simulation.tasks["odd"].error, Conflict)
-        assert words in str(simulation.tasks["odd"].error)
+        message = str(simulation.tasks["odd"].error)
+        assert words in message
+        assert message.startswith("rank 0 cannot join run `")
+        assert "every replica must build the same model with the same settings" in message
 
 
 def test_a_replica_whose_state_drifted_is_found_out() -> None:

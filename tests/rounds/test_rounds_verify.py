@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_rounds_client import LAYOUT, train
 
-from atoll.errors import ConfigError, RunNotFound
+from atoll.errors import RoundError, RunNotFound
 from atoll.rounds.chunks import MeanName
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid
@@ -101,5 +101,5 @@ def test_a_run_nobody_joined_is_said_to_be_that() -> None:
     with pytest.raises(RunNotFound, match="no run `nobody`"):
         verify(store, "nobody")
     store.put("runs/nobody/run.json", b"{}")
-    with pytest.raises(ConfigError, match="no replica has joined"):
+    with pytest.raises(RoundError, match="no replica has joined"):
         verify(store, "nobody")

@@ -192,6 +192,14 @@ def test_a_variable_that_is_no_setting_is_a_warning(folder):
     assert found.warnings == ("the variable ATOLL_REPLICA is no setting, did you mean `ATOLL_REPLICAS`?",)
 
 
+def test_what_all_variables_begin_with_does_not_make_them_alike(folder):
+    found = load(folder, environ={"ATOLL_PUER": "1", "ATOLL_COLOUR": "red"})
+    assert found.warnings == (
+        "the variable ATOLL_COLOUR is no setting",
+        "the variable ATOLL_PUER is no setting, did you mean `ATOLL_PURE`?",
+    )
+
+
 def test_another_file_can_be_named(folder):
     other = folder / "other.toml"
     other.write_text("replicas = 9\n")

@@ -10,6 +10,7 @@ import pytest
 
 from atoll import registry
 from atoll.errors import ConfigError, UnknownName
+from atoll.stores.file import FileStore
 
 
 def test_a_wrong_name_says_what_may_be_meant():
@@ -30,6 +31,31 @@ def test_a_path_is_a_folder_here(tmp_path, monkeypatch):
     assert registry.store_uri("x").startswith("file:///")
     with pytest.raises(ConfigError):
         registry.open_store("")
+
+
+def test_options_behind_a_path_are_refused_with_the_uri_that_takes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="takes no options") as caught:
+        registry.open_store("a b?recycle=1&fsync=0")
+    assert caught.value.hint == f"write it as a URI: 'file://{tmp_path}/a%20b?recycle=1&fsync=0'"
+    assert list(tmp_path.iterdir()) == []
+    opened = registry.open_store(caught.value.hint.partition("'")[2].rstrip("'"))
+    assert isinstance(opened, FileStore)
+    assert opened.recycles
+
+
+@pytest.mark.parametrize("name", ["really?", "a?b=1/c", "a?b"])
+def test_a_question_mark_alone_makes_no_options(tmp_path, name):
+    opened = registry.open_store(str(tmp_path / name))
+    assert isinstance(opened, FileStore)
+    assert opened.root == tmp_path / name
+
+
+def test_a_folder_that_is_called_so_is_that_folder(tmp_path):
+    (tmp_path / "a?recycle=1").mkdir()
+    opened = registry.open_store(str(tmp_path / "a?recycle=1"))
+    assert isinstance(opened, FileStore)
+    assert (opened.root, opened.recycles) == (tmp_path / "a?recycle=1", False)
 
 
 def test_third_parties_add_adapters_by_entry_point_and_a_broken_one_harms_nobody(tmp_path: Path):

@@ -161,3 +161,57 @@ def test_the_hint_leads_to_the_rank_that_began_it():
     culprit = ReplicaOutcome(1, 0, S.FAILED, Reason.KILLED, "killed by SIGKILL", 137)
     with pytest.raises(RunFailed, match=r"hint: atoll logs r --rank 1"):
         RunResult("r", (waited, culprit)).raise_for_failures()
+
+
+def failure_of(*outcomes: ReplicaOutcome) -> str:
+    with pytest.raises(RunFailed) as caught:
+        RunResult("r", outcomes).raise_for_failures()
+    return caught.value.message
+
+
+def raised(rank: int, traceback: str, message: str = "ValueError: no") -> ReplicaOutcome:
+    error = ErrorReport("ValueError", message.removeprefix("ValueError: "), traceback)
+    return ReplicaOutcome(rank, 0, S.FAILED, Reason.USER_ERROR, message, 1, error)
+
+
+def test_ranks_that_failed_alike_are_told_once():
+    alike = [raised(rank, "Traceback:\n  here\nValueError: no") for rank in (0, 1, 2, 4)]
+    text = failure_of(*alike[:3], raised(3, "Traceback:\n  there\nValueError: no"), alike[3])
+    assert text == (
+        "run `r`: 5 of 5 replicas did not succeed\n"
+        "  ranks 0-2,4: failed, user_error, exit code 1: ValueError: no\n"
+        "    Traceback:\n      here\n    ValueError: no\n"
+        "  rank 3: failed, user_error, exit code 1: ValueError: no\n"
+        "    Traceback:\n      there\n    ValueError: no"
+    )
+
+
+def test_of_a_long_traceback_both_ends_are_shown():
+    lines = [f"frame {number}" for number in range(100)]
+    text = failure_of(raised(0, "\n".join(lines)))
+    shown = [line.strip() for line in text.splitlines()[2:]]
+    assert shown == [*lines[:10], "… 70 lines left out …", *lines[-20:]]
+
+
+def test_nothing_is_left_out_where_saying_so_would_take_as_much_room():
+    assert "left out" not in failure_of(raised(0, "\n".join(f"frame {number}" for number in range(31))))
+
+
+def test_every_line_of_a_message_is_indented():
+    text = failure_of(ReplicaOutcome(0, 0, S.FAILED, Reason.USER_ERROR, "two problems\n  one\n  another", 1))
+    assert text.splitlines()[1:] == [
+        "  rank 0: failed, user_error, exit code 1: two problems",
+        "      one",
+        "      another",
+    ]
+
+
+def test_a_message_that_its_traceback_repeats_is_told_there():
+    text = failure_of(raised(0, "Traceback:\nValueError: no\nreally not", "ValueError: no\nreally not"))
+    assert text.count("really not") == 1
+    assert text.splitlines()[-1] == "    really not"
+
+
+def test_ways_to_fail_beyond_the_first_few_are_counted_by_rank():
+    text = failure_of(*(raised(rank, f"Traceback {rank}") for rank in range(12)))
+    assert text.splitlines()[-1] == "  … and 4 more: ranks 8-11"

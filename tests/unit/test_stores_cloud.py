@@ -12,6 +12,7 @@ from threading import Thread
 import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, MissingExtra, StoreError, StoreRefused, StoreUnavailable
+from atoll.installing import install_command
 from atoll.stores._cloud_errors import Answer, translated
 from atoll.stores.cloud import CloudStore
 from atoll.testing.fakes import FakeClock
@@ -212,7 +213,7 @@ def test_without_obstore_the_extra_is_named() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert MissingExtra.__name__ in result.stderr
-    assert "pip install 'atoll[cloud]'" in result.stderr
+    assert f"hint: {install_command('cloud')}" in result.stderr
 
 
 class _slow_server:  # noqa: N801

@@ -9,6 +9,7 @@ from functools import cache
 
 from atoll import registry
 from atoll.executors.base import Capabilities
+from atoll.installing import install_command
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*;.*extra *== *['\"]([A-Za-z0-9._-]+)['\"]")
 
@@ -58,7 +59,7 @@ def _tried(kind: str, name: str, row: registry.Row) -> Adapter:
         return Adapter(kind, name, row.path, row.extra, "broken", problem)
     missing = [package for package in _packages_of(row.extra) if not _is_installed(package)]
     if missing:
-        problem = f"{', '.join(missing)} is missing: pip install 'atoll[{row.extra}]'"
+        problem = f"{', '.join(missing)} is missing: {install_command(row.extra or '')}"
         return Adapter(kind, name, row.path, row.extra, "not installed", problem, can)
     return Adapter(kind, name, row.path, row.extra, "ready", can=can)
 

@@ -12,7 +12,7 @@ import click
 from atoll.cli.envelope import error_record
 from atoll.cli.main import COMPLETE
 from atoll.cli.output import Output
-from atoll.errors import AtollError, ConfigError, UnknownName, did_you_mean
+from atoll.errors import AtollError, UnknownName, UsageError, did_you_mean
 
 SECTIONS = ("Start", "Look", "End", "Set up")
 _COMMANDS = "atoll.cli.commands"
@@ -138,19 +138,15 @@ class Interrupted(AtollError):
         """Whether all was said already."""
 
 
-class UsageError(ConfigError):
-    """The command line does not make sense."""
-
-
 def _usage(exc: click.UsageError) -> UsageError:
     path = exc.ctx.command_path if exc.ctx else "atoll"
     message = exc.format_message()
     hint = f"`{path} --help` shows what there is"
-    takes_words = exc.ctx is not None and getattr(exc.ctx.command, "takes_words", False)
-    if takes_words and isinstance(exc, click.NoSuchOption):
-        known = [option for p in exc.ctx.command.params for option in p.opts] if exc.ctx else []
+    if isinstance(exc, click.NoSuchOption) and exc.ctx is not None:
+        known = [option for p in exc.ctx.command.params for option in p.opts if option.startswith("--")]
         message = f"no such option `{exc.option_name}`{did_you_mean(exc.option_name, known)}"
-        hint += "; words for your script go after `--`"
+        if getattr(exc.ctx.command, "takes_words", False):
+            hint += "; words for your script go after `--`"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 

@@ -25,6 +25,8 @@ from atoll.stores import file as file  # loaded before the fork, for every repli
 _TERMINATED = 128 + signal.SIGTERM
 _RESULT_DEPTH = 900
 """What is nested deeper could be written by a program that has raised its own limit, and then read by nobody."""
+_MOST_TEXT, _HEAD = 100_000, 20_000
+"""Characters of a traceback that are kept, and how many of them from its beginning: that is where it went wrong."""
 _current: ReplicaContext | None = None
 
 
@@ -248,7 +250,8 @@ def _traceback(exc: BaseException) -> str:
             break
         frames = frames.tb_next
     try:
-        return _plain("".join(traceback.format_exception(type(exc), exc, frames))[-100_000:])
+        text = "".join(traceback.format_exception(type(exc), exc, frames))
+        return _plain(text if len(text) <= _MOST_TEXT else f"{text[:_HEAD]}\n… cut …\n{text[_HEAD - _MOST_TEXT :]}")
     except Exception:  # noqa: BLE001  a broken __str__ or a lack of memory must not hide the failure
         return f"{type(exc).__name__} (its traceback cannot be shown)"
 

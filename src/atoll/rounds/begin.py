@@ -5,8 +5,9 @@ The first writer's weights stand and everyone loads them, so differing seeds can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from atoll.errors import Conflict, InvalidSpec
 from atoll.rounds import blobs
@@ -77,8 +78,8 @@ def refuse_differences(agreed: Agreement, wanted: Agreement, rank: int) -> None:
     wanted_values = {name: getattr(wanted, name) for name in agreed_values}
     if rank < agreed.world_size:  # a rank beyond it is one that joined later
         agreed_values["world_size"], wanted_values["world_size"] = agreed.world_size, wanted.world_size
-    agreed_values |= agreed.settings
-    wanted_values |= wanted.settings
+    agreed_values |= _flat(agreed.settings)
+    wanted_values |= _flat(wanted.settings)
     lines = [
         f"{name}: agreed {agreed_values.get(name)!r}, here {wanted_values.get(name)!r}"
         for name in sorted({*agreed_values, *wanted_values})
@@ -89,7 +90,21 @@ def refuse_differences(agreed: Agreement, wanted: Agreement, rank: int) -> None:
     for i, (theirs, ours) in enumerate(zip(agreed.layouts, wanted.layouts, strict=False)):
         lines += [f"layout of fragment {i}, {line}" for line in ours.differences(theirs)]
     if lines:
-        raise Conflict(agreed.run_id, lines, hint="every replica must build the same model with the same settings")
+        raise Conflict(
+            agreed.run_id,
+            lines,
+            what=f"rank {rank} cannot join run `{agreed.run_id}`: it was made otherwise than what was agreed there",
+            hint="every replica must build the same model with the same settings, and one that comes back the same as "
+            "before; to change them, start a run with another id",
+        )
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """`{"outer": {"lr": 1}}` as `{"outer.lr": 1}`, so that a difference shows what differs and nothing else."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{above}{name}.") if value and isinstance(value, Mapping) else {above + name: value}
+    return found
 
 
 def _await_first(io: Requests, keys: RoundKeys, rank: int, tuning: Tuning) -> Steps[Agreement | None]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from atoll.errors import ConfigError, CorruptUpdate, KeyNotFound, RunNotFound
+from atoll.errors import CorruptUpdate, KeyNotFound, RoundError, RunNotFound
 from atoll.rounds.blobs import sections
 from atoll.rounds.chunks import MeanName, inline_chunk, open_chunk, update_header
 from atoll.rounds.codec import F32, codec
@@ -99,7 +99,7 @@ class Verification:
             if next(iter(store.list(RunKeys(run_id).prefix)), None) is None:
                 hint = f"`atoll ps --store {store.uri}` lists what is there"
                 raise RunNotFound(f"no run `{run_id}` in {store.uri}", hint=hint) from exc
-            raise ConfigError(f"run `{run_id}` has no agreement in {store.uri}: no replica has joined it") from exc
+            raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: no replica has joined it yet") from exc
         outer = self._agreement.settings.get("outer")
         self._rule = None if outer is None else OuterRule.from_json(outer)
         if self._rule is None:

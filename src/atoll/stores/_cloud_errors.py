@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
+from atoll.installing import install_command
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -90,7 +91,7 @@ def translated(answer: Answer, verb: str, uri: str, key: str) -> StoreError:
     if answer.is_untrusted:
         return StoreRefused(message, uri=uri, key=key, hint="its TLS certificate is not trusted; name yours in ca_file")
     if answer.is_about_credentials:
-        return StoreRefused(message, uri=uri, key=key, hint=_NO_CREDENTIALS)
+        return StoreRefused(message, uri=uri, key=key, hint=_no_credentials())
     if answer.code in _TRY_AGAIN or answer.is_taken:
         return StoreUnavailable(message, uri=uri, key=key)
     if answer.code in _REFUSED | _STALE or answer.kind in ("PermissionDeniedError", "UnauthenticatedError"):
@@ -112,10 +113,12 @@ def _by_status(answer: Answer, message: str, uri: str, key: str) -> StoreError:
     return StoreError(message, uri=uri, key=key)
 
 
-_NO_CREDENTIALS = (
-    "no credentials were found: set them in the environment, choose a profile (?profile=…, needs "
-    "pip install 'atoll[aws]'), or add ?anonymous=true for a public bucket"
-)
+def _no_credentials() -> str:
+    needs = f"(?profile=…, needs {install_command('aws')})"
+    return (
+        f"no credentials were found: set them in the environment, choose a profile {needs}, "
+        "or add ?anonymous=true for a public bucket"
+    )
 
 
 def _refusal_hint(answer: Answer, verb: str) -> str:

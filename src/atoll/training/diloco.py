@@ -43,7 +43,7 @@ from atoll.training.pace import Pace
 from atoll.training.params import ModelVector, refuse_strangers
 from atoll.training.progress import Progress
 from atoll.training.saved import load_outer, outer_state
-from atoll.training.settings import agreed_settings, check_counts, check_kinds
+from atoll.training.settings import agreed_settings, check_counts, check_held, check_kinds, warn_of_no_round
 from atoll.training.stream import Stream
 
 Batch = TypeVar("Batch")
@@ -171,6 +171,7 @@ class DiLoCo:
         `batches` is gone through again when it ends. `weigh` says what a batch counts in the weighted mean, its tokens
         for instance; by default the elements of its first tensor. At the end the model has the agreed weights.
         """
+        check_counts(rounds=rounds)
         self._last_round = rounds
         if self._loop.begun < rounds:
             self._feed = Feed(batches, self._saved.pop("data", None))
@@ -223,6 +224,7 @@ class DiLoCo:
         self._inner.release()
         try:
             if leave:
+                warn_of_no_round(self._loop.begun, self._pace.since, self._stream.stride)
                 self._drain()
                 self._loop.rest()
                 self._client.leave()
@@ -243,11 +245,7 @@ class DiLoCo:
 
     def _count_step(self) -> None:
         self._pace.count()
-        if self._pace.since >= 10 * self.inner_steps:
-            raise ConfigError(
-                f"{self._pace.since} optimizer steps without a round, inner_steps={self.inner_steps}",
-                hint="iterate over `outer.steps(batches, rounds=…)`, or call `outer.step()` in your loop",
-            )
+        check_held(self._pace.since, self.inner_steps)
 
     def _boundary(self) -> RoundOutcome | None:
         self._or_undone(self._loop.check)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from types import NoneType
 from typing import Any
 
-from atoll.errors import InvalidSpec
+from atoll.errors import ConfigError, InvalidSpec
 from atoll.rounds.layout import CHUNK_MULTIPLE
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum
 from atoll.training.params import ModelVector
 from atoll.training.stream import Stream
+
+log = logging.getLogger("atoll.training")
+_HOLD = "iterate over `outer.steps(batches, rounds=…)`, or call `outer.step()` in your loop"
 
 
 def agreed_settings(
@@ -62,6 +66,20 @@ def check_counts(**counts: int | None) -> None:
     ]
     if problems:
         raise InvalidSpec("DiLoCo", problems)
+
+
+def check_held(steps: int, inner_steps: int) -> None:
+    """Raise `ConfigError` if training has gone on for so long that nobody can be holding rounds."""
+    if steps >= 10 * inner_steps:
+        raise ConfigError(f"{steps} optimizer steps without a round, inner_steps={inner_steps}", hint=_HOLD)
+
+
+def warn_of_no_round(begun: int, steps: int, stride: int) -> None:
+    """A replica that leaves with what it trained, and never met the others, is told so."""
+    if begun or not steps:
+        return
+    few = f"a round is due after {stride}" if steps < stride else _HOLD
+    log.warning("%d optimizer steps and no round: no other replica has any of what was trained here; %s", steps, few)
 
 
 def _is_count(value: int | None) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
+from atoll.installing import install_command
 from atoll.rounds.codec import F32
 from atoll.rounds.layout import ITEM_BYTES, Layout
 from atoll.stores.base import Buffer
@@ -203,7 +204,7 @@ def fragment_behind(load: Callable[[Any], None], key: str) -> TorchftFragment:
     wanted = ("original_parameters", "save_parameters", "restore_parameters", "_model_fragment", "_outer_optimizer")
     if not all(hasattr(found, name) for name in wanted):
         raise ConfigError(
-            f"`{key}` was not registered by a torchft that is known here (0.2)", hint="pip install 'atoll[torchft]'"
+            f"`{key}` was not registered by a torchft that is known here (0.2)", hint=install_command("torchft")
         )
     fragment = cast("TorchftFragment", found)
     _check_buckets(fragment, key)

@@ -31,6 +31,7 @@ def trace_command(out: Output, run: str, store: str | None, file: str | None, la
 
     The file is in the Trace Event Format: open it in ui.perfetto.dev or chrome://tracing. Works while the run goes on,
     when the round under way is not in it yet, and after it has ended. Ranks are aligned by their own clocks.
+    Exit code 5 before the first round is over, when there is nothing to draw.
     """
     if file == "-" and out.is_json:
         raise ConfigError("--out - and --json both want stdout", hint="give --out a file")

@@ -9,7 +9,7 @@ from atoll.cli.app import command
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.runs import find_place
-from atoll.errors import CorruptUpdate, MissingExtra
+from atoll.errors import CorruptUpdate, MissingExtra, RoundError
 
 if TYPE_CHECKING:
     from atoll.rounds.verify import Report
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def verify_command(out: Output, run: str, store: str | None) -> None:
     """Recompute what a run agreed on, plainly, from the objects in its store: checksums, means, outer steps, states.
 
-    Reads only. Exit code 5, with the first difference, if the store does not say what the arithmetic gives.
+    Reads only. Exit code 5, with the first difference, if the store does not say what the arithmetic gives; and before
+    the first round is over, when there is nothing to recompute.
     """
     run_id, opened = find_place(run, store)
     try:
@@ -35,6 +36,8 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
         out.say(f"note: {note}")
     if report.difference is not None:
         raise CorruptUpdate(f"run `{run_id}` does not verify: {report.difference}")
+    if not report.rounds:
+        raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds is over", hint="try again later")
     out.say(out.paint("all of it is what the arithmetic gives", "good", on_stderr=True))
 
 

@@ -1,0 +1,78 @@
+"""Whether an argument is of the plain type that its parameter is annotated with. Pure, and silent when unsure."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "None": "null"}
+
+
+def type_problem(parameter: ast.arg, default: ast.expr | None, value: Any) -> str | None:
+    """What the parameter wants and does not get; None if it fits, or could.
+
+    Only annotations made of `int`, `float`, `bool` and `None` are read: a text is one that nobody turned into a number.
+    """
+    kinds = _kinds(parameter.annotation)
+    if kinds is None or kinds == {"None"}:
+        return None
+    if isinstance(default, ast.Constant) and default.value is None:
+        kinds = kinds | {"None"}
+    given = _misfit(kinds, value)
+    if given is None:
+        return None
+    annotated = ast.unparse(parameter.annotation) if parameter.annotation else ""
+    wanted = " or ".join(words for name, words in _WORDS.items() if name in kinds)
+    return f"`{parameter.arg}: {annotated}` wants {wanted}, not {given}"
+
+
+def _misfit(kinds: frozenset[str], value: Any) -> str | None:
+    """What the value is, if it is none of these kinds. Whole numbers and truth values stand for each other."""
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "…"
+    if isinstance(value, str):
+        return f"the text {shown}"
+    if isinstance(value, list | dict):
+        return f"the {'list' if isinstance(value, list) else 'object'} {shown}"
+    if value is None and "None" not in kinds:
+        return "null"
+    if isinstance(value, float) and "float" not in kinds:
+        return f"the float {shown}"
+    return None
+
+
+def _kinds(annotation: ast.expr | None) -> frozenset[str] | None:
+    """The plain types an annotation is made of, or None if there is any other in it."""
+    match annotation:
+        case ast.Name(id="int" | "float" | "bool" as name):
+            return frozenset({name})
+        case ast.Constant(value=None):
+            return frozenset({"None"})
+        case ast.Constant(value=str(text)):
+            return _kinds(_parsed(text))
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _together(left, right)
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
+            return _of_typing(name, inner)
+        case _:
+            return None
+
+
+def _of_typing(name: str, inner: ast.expr) -> frozenset[str] | None:
+    if name == "Optional":
+        return _together(inner, ast.Constant(None))
+    if name == "Union":
+        return _together(*(inner.elts if isinstance(inner, ast.Tuple) else [inner]))
+    return None
+
+
+def _together(*parts: ast.expr) -> frozenset[str] | None:
+    found = [_kinds(part) for part in parts]
+    known = [kinds for kinds in found if kinds is not None]
+    return frozenset().union(*known) if len(known) == len(found) else None
+
+
+def _parsed(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None

@@ -1,0 +1,86 @@
+"""What a failed run says to a person: every way it failed once, with the ranks that failed so. Pure.
+
+Of a long traceback or message both ends are shown: it begins where the trouble began, and ends with what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from atoll.status import Reason
+
+if TYPE_CHECKING:
+    from atoll.result import ReplicaOutcome
+
+_MOST_WAYS = 8
+_FIRST_LINES, _LAST_LINES = 10, 20
+_LINE_CHARS = 2000
+"""A message can be a single line as long as a log."""
+
+
+def failure_text(run_id: str, total: int, failed: Sequence[ReplicaOutcome]) -> str:
+    """How many replicas did not succeed, and how each of them ended."""
+    lines = [f"run `{run_id}`: {len(failed)} of {total} replicas did not succeed"]
+    ways: dict[tuple[str, ...], list[int]] = {}
+    for outcome in failed:
+        ways.setdefault(tuple(_way(outcome)), []).append(outcome.rank)
+    for way, ranks in list(ways.items())[:_MOST_WAYS]:
+        head, *rest = way
+        lines += [f"  {ranks_text(ranks)}: {head}", *rest]
+    hidden = [rank for ranks in list(ways.values())[_MOST_WAYS:] for rank in ranks]
+    if hidden:
+        lines.append(f"  … and {len(hidden)} more: {ranks_text(hidden)}")
+    return "\n".join(lines)
+
+
+def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome]) -> str:
+    """The command that shows more of the rank that began it."""
+    import shlex
+
+    followed = (Reason.CANCELLED, Reason.TIMEOUT, Reason.LOST)  # these often end because another one did
+    culprit = next((outcome for outcome in failed if outcome.reason not in followed), failed[0])
+    return f"atoll logs {shlex.quote(run_id)} --rank {culprit.rank}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 2`, or `ranks 0-3,7`: what `--rank` takes."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    listed = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank {listed}" if listed.isdecimal() else f"ranks {listed}"
+
+
+def _indented(lines: Sequence[str]) -> Iterator[str]:
+    """The lines; of too many the first and the last, and how many are missing between them."""
+    hidden = len(lines) - _FIRST_LINES - _LAST_LINES
+    if hidden < 2:  # saying so takes a line, too
+        yield from (f"    {_cut(line)}" for line in lines)
+        return
+    yield from (f"    {_cut(line)}" for line in lines[:_FIRST_LINES])
+    yield f"    … {hidden} lines left out …"
+    yield from (f"    {_cut(line)}" for line in lines[-_LAST_LINES:])
+
+
+def _cut(line: str) -> str:
+    half = _LINE_CHARS // 2
+    return line if len(line) <= _LINE_CHARS else f"{line[:half]} … {line[-half:]}"
+
+
+def _way(outcome: ReplicaOutcome) -> Iterator[str]:
+    """How a rank ended, in words that do not say which rank it is."""
+    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
+    message, *more = outcome.message.strip().splitlines() or ["no reason given"]
+    yield f"{outcome.state}, {outcome.reason}{code}: {_cut(message)}"
+    error = outcome.error
+    if error is None or not error.traceback or outcome.reason in (Reason.CANCELLED, Reason.TIMEOUT):
+        yield from _indented(more)
+        yield from (f"    | {line}" for line in outcome.last_lines)
+        return
+    if error.message not in outcome.message:  # else the traceback ends with all of it
+        yield from _indented(more)
+    yield from _indented(error.traceback.rstrip().splitlines())

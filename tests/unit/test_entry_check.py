@@ -1,0 +1,98 @@
+"""What is found in the user's source before anything starts: arguments of the wrong type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll import entry_check
+from atoll.errors import InvalidSpec
+from atoll.spec import Task
+
+SOURCE = """
+from __future__ import annotations
+import typing
+from typing import Optional, Union
+
+def train(
+    ctx, lr: float = 1e-3, steps: int = 1, loud: bool = False, *, plain=None, quoted: "float" = 1.0,
+    maybe: Optional[float] = None, either: float | None = None, hidden: int = None, number: Union[int, float] = 1,
+    text: str = "", mixed: float | str = 1.0, mixed_too: typing.Optional[Union[str, int]] = None,
+    several: list[float] = (), own: Settings = None,
+):
+    pass
+
+def anything(ctx, *, lr: float, **rest: int):
+    pass
+
+@decorated
+def wrapped(ctx, lr: float):
+    pass
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    (tmp_path / "job.py").write_text(SOURCE)
+    return str(tmp_path)
+
+
+def check(root: str, function: str = "train", **args: Any) -> None:
+    entry_check.check(Task(f"job:{function}", args), root)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"lr": "abc"}, "`lr: float` wants a number, not the text 'abc'"),
+        ({"quoted": "abc"}, "`quoted: 'float'` wants a number, not the text 'abc'"),
+        ({"steps": "many"}, "`steps: int` wants a whole number, not the text 'many'"),
+        ({"steps": 1e3}, "`steps: int` wants a whole number, not the float 1000.0"),
+        ({"loud": "yes"}, "`loud: bool` wants true or false, not the text 'yes'"),
+        ({"lr": [1e-3]}, "wants a number, not the list [0.001]"),
+        ({"lr": {"first": 1}}, "wants a number, not the object {'first': 1}"),
+        ({"lr": None}, "wants a number, not null"),
+        ({"maybe": "abc"}, "`maybe: Optional[float]` wants a number or null, not the text 'abc'"),
+        ({"either": "abc"}, "wants a number or null, not the text 'abc'"),
+        ({"number": "abc"}, "wants a whole number or a number, not the text 'abc'"),
+    ],
+)
+def test_an_argument_of_another_type_than_annotated_is_refused(root, args, words):
+    with pytest.raises(InvalidSpec) as caught:
+        check(root, **args)
+    assert len(caught.value.problems) == 1
+    assert "`train`: " in caught.value.problems[0]
+    assert words in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"lr": 1, "steps": 3, "loud": True},
+        {"lr": 0.5, "loud": 1, "steps": True},
+        {"maybe": None, "either": None, "hidden": None},
+        {"plain": "abc"},
+        {"text": "abc", "mixed": "abc", "mixed_too": "abc"},
+        {"several": "abc", "own": "abc"},
+    ],
+)
+def test_an_argument_that_fits_or_may_fit_is_let_through(root, args):
+    check(root, **args)
+
+
+def test_further_keywords_are_the_functions_own_affair(root):
+    check(root, "anything", lr=1.0, other="abc")
+    with pytest.raises(InvalidSpec, match="`lr: float` wants a number"):
+        check(root, "anything", lr="abc", other="abc")
+
+
+def test_a_decorator_may_change_what_is_wanted(root):
+    check(root, "wrapped", lr="abc")
+
+
+def test_every_argument_that_does_not_fit_is_named_at_once(root):
+    with pytest.raises(InvalidSpec) as caught:
+        check(root, lr="abc", steps="many", lrr=1)
+    assert len(caught.value.problems) == 3
