@@ -9,6 +9,7 @@ from typing import Any
 from atoll import durations
 from atoll.cli.metrics import metric_cell, metric_columns, metric_names, metric_text, shown_metrics
 from atoll.cli.text import Cell, Column, Table, cut, one_line
+from atoll.cli.waits import SILENT_S
 from atoll.result import ReplicaOutcome, RunResult
 from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -168,7 +169,7 @@ def beat_cell(replica: ReplicaStatus, now: float) -> Cell:
     if at is None or replica.state.is_terminal:
         return Cell("")
     age_s = max(0.0, now - at)
-    return Cell(durations.text(age_s), "bad" if age_s > 60 else "dim")
+    return Cell(durations.text(age_s), "bad" if age_s > SILENT_S else "dim")
 
 
 def detail_cell(replica: ReplicaStatus) -> Cell:
@@ -218,5 +219,11 @@ def next_commands(run_id: str, store: str | None = None) -> list[tuple[str, str]
 def status_json(run_id: str, status: RunStatus, waiting: Waiting | None = None) -> dict[str, Any]:
     """For programs. `waiting` is there when a round waits for somebody."""
     counts = {str(state): count for state, count in status.counts().items()}
-    told = {} if waiting is None else {"waiting": {"round": waiting.round_no, "for": list(waiting.missing)}}
+    told = {} if waiting is None else {"waiting": _waiting_json(waiting)}
     return {"run_id": run_id, "counts": counts, **status.to_json(), **told}
+
+
+def _waiting_json(waiting: Waiting) -> dict[str, Any]:
+    outlook = waiting.outlook
+    then = {} if outlook is None else {"then": "go_on" if outlook.goes_on else "give_up", "until": outlook.until}
+    return {"round": waiting.round_no, "for": list(waiting.missing), **then}
