@@ -36,8 +36,8 @@ RECORD = RoundRecord(
 def test_phases_are_shares_of_the_time_the_round_took():
     title, row = table_text(phases_table({1: RECORD}, [0, 1]).without_empty_columns()).splitlines()
     assert title.split() == [
-        "rank", "round", "took", "shape", "compute", "put", "wait", "exposed", "hidden", "up", "down", "requests",
-        "retries",
+        "rank", "last", "round", "took", "shape", "compute", "put", "wait", "exposed", "hidden", "up", "down",
+        "requests", "retries",
     ]  # fmt: skip
     assert row.split() == [
         "1", "12", "15s", "c" * 18 + "pppwww", "80", "%", "13", "%", "13", "%", "20", "%", "25", "%",
@@ -200,7 +200,7 @@ def test_top_shows_the_phases_of_a_run(cli):
     shown = cli("top", run)
     assert shown.code == 0, shown.stderr
     _, _, rounds = shown.stdout.partition("last round of each rank:\n")
-    assert rounds.splitlines()[0].split()[:4] == ["rank", "round", "took", "shape"]
+    assert rounds.splitlines()[0].split()[:5] == ["rank", "last", "round", "took", "shape"]
     assert [row.split()[:2] for row in rounds.splitlines()[1:]] == [["0", "1"], ["1", "1"]]
     data = cli("top", run, "--json").data
     assert set(data["rounds"]) == {"0", "1"}
