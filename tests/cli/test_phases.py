@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 from cli_terminal import terminal
+from rich.console import Console
 from rounds_of_a_run import SIZE, hold_rounds, joined, store_at
 
+from atoll.cli.live import waiting_lines
 from atoll.cli.metrics import metric_text, shown_metrics
 from atoll.cli.phases import phases_table, round_json, seconds_text, shape
 from atoll.cli.render import live_table
@@ -161,6 +163,16 @@ def test_what_happens_next_is_said_and_what_one_can_do(arrived, missing, outlook
     told = None if outlook is None else Outlook(NOW + outlook[0], *outlook[1:])
     assert outlook_text(Waiting(12, arrived, missing, told), FOUR, "a b", NOW) == text
     assert outlook_text(None, FOUR, "a b", NOW) == ""
+
+
+def test_what_one_can_do_is_shown_whole_on_a_narrow_terminal():
+    waiting = Waiting(12, (0, 1), (2, 3), Outlook(NOW + 1740, False, None))
+    lines = waiting_lines("run", FOUR, waiting, NOW, Console(width=40))
+    assert all(len(str(line)) <= 40 for line in lines)
+    whole = " ".join(str(line).rstrip() for line in lines)
+    assert whole.startswith("round 12 waits for ranks 2, 3 (failed) rank 3 is over and needed:")
+    assert whole.endswith("`atoll cancel run` ends the run now")
+    assert [str(line) for line in waiting_lines("run", FOUR, None, NOW, Console(width=40))] == [""]
 
 
 def test_the_latest_records_are_one_for_each_rank(tmp_path):

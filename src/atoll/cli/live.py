@@ -29,8 +29,8 @@ RICH = {
     "dim": "dim",
     "bold": "bold",
 }
-_AROUND = 8
-"""Lines of the live view that are not ranks."""
+_AROUND = 6
+"""Lines of the live view that are neither ranks nor what they wait for."""
 
 
 @contextmanager
@@ -70,15 +70,19 @@ def headline(run_id: str, status: RunStatus, now: float) -> Text:
     )
 
 
-def waiting_lines(run_id: str, status: RunStatus, waiting: Waiting | None, now: float) -> list[RenderableType]:
-    """Whom the round waits for, and what comes of it: always two lines, so that what is around them stays in place."""
-    texts = waiting_text(waiting, status, now), outlook_text(waiting, status, run_id, now)
-    return [Text(text, style="yellow", no_wrap=True) for text in texts]
+def waiting_lines(
+    run_id: str, status: RunStatus, waiting: Waiting | None, now: float, console: Console
+) -> list[RenderableType]:
+    """Whom the round waits for, and what comes of it, whole: a command that is cut is of no use. One line at least."""
+    told = waiting_text(waiting, status, now), outlook_text(waiting, status, run_id, now)
+    texts = [Text(text, style="yellow") for text in told if text]
+    return [line for text in texts for line in text.wrap(console, console.width)] or [Text()]
 
 
 def _picture(run_id: str, status: RunStatus, waiting: Waiting | None, console: Console) -> RenderableType:
     now = time.time()
-    room = max(1, console.height - _AROUND)
+    below = waiting_lines(run_id, status, waiting, now, console)
+    room = max(1, console.height - _AROUND - len(below))
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
         Text(),
@@ -87,6 +91,6 @@ def _picture(run_id: str, status: RunStatus, waiting: Waiting | None, console: C
     ]
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more ranks: `atoll status {run_id}`", style="dim"))
-    parts += waiting_lines(run_id, status, waiting, now)
+    parts += below
     parts.append(Text("Ctrl-C detaches; the run goes on", style="dim"))
     return Group(*parts)

@@ -16,7 +16,7 @@ _WIDTH = 24
 
 
 def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int]) -> Table:
-    """Rank, its last finished round, time, shape, each phase as a share of the time, exposed, hidden, bytes, …."""
+    """Rank, its last finished round, time, shape, each phase as a share of the time, exposed, hidden, and more."""
     columns = (
         Column("rank", is_right=True),
         Column("last round", is_right=True),

@@ -28,8 +28,8 @@ from atoll.rounds.round_record import RoundRecord
 from atoll.run import Run
 from atoll.status import RunStatus
 
-_AROUND = 8
-"""Lines of the screen that are not ranks."""
+_AROUND = 6
+"""Lines of the screen that are neither ranks nor what they wait for."""
 _PHASES_AROUND = 3
 """Lines around the phases of each rank."""
 _ASK_EVERY_S = 1.0
@@ -99,7 +99,8 @@ def show(run: Run, first: RunStatus, lookout: Lookout, out: Output) -> RunStatus
 
 def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     status, now = watcher.status, time.time()
-    room = max(1, console.height - _AROUND)
+    below = waiting_lines(run.id, status, watcher.waiting, now, console)
+    room = max(1, console.height - _AROUND - len(below))
     phases_room = _phases_room(watcher, room)
     room -= phases_room
     hidden = len(status.replicas) - room
@@ -114,7 +115,7 @@ def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     if phases_room:
         ranks = [r.rank for r in most_telling(status.replicas, phases_room - _PHASES_AROUND)]
         parts += [Text(), drawn(phases_table(watcher.records, ranks), console), Text(LEGEND, style="dim", no_wrap=True)]
-    parts += waiting_lines(run.id, status, watcher.waiting, now)
+    parts += below
     if watcher.trouble:
         parts.append(Text(watcher.trouble, style="red", no_wrap=True))
     parts.append(Text("q leaves" + ("" if status.is_terminal else "; the run goes on"), style="dim"))
