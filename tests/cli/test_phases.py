@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 
 import pytest
 from cli_terminal import terminal
+from rich.console import Console
 from rounds_of_a_run import SIZE, hold_rounds, joined, store_at
 
-from atoll.cli.lookout import waiting_text
+from atoll.cli.live import waiting_lines
 from atoll.cli.metrics import metric_text, shown_metrics
 from atoll.cli.phases import phases_table, round_json, seconds_text, shape
 from atoll.cli.render import live_table
 from atoll.cli.text import table_text
-from atoll.rounds.metrics import Waiting, latest_records, round_records, waiting_for
+from atoll.cli.waits import outlook_text, waiting_text
+from atoll.registry import open_store
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.metrics import Outlook, Waiting, latest_records, round_records, waiting_for
 from atoll.rounds.round_record import PhaseTime, RoundRecord
 from atoll.status import Progress, ReplicaState, ReplicaStatus, RunStatus
 
@@ -33,8 +38,8 @@ RECORD = RoundRecord(
 def test_phases_are_shares_of_the_time_the_round_took():
     title, row = table_text(phases_table({1: RECORD}, [0, 1]).without_empty_columns()).splitlines()
     assert title.split() == [
-        "rank", "round", "took", "shape", "compute", "put", "wait", "exposed", "hidden", "up", "down", "requests",
-        "retries",
+        "rank", "last", "round", "took", "shape", "compute", "put", "wait", "exposed", "hidden", "up", "down",
+        "requests", "retries",
     ]  # fmt: skip
     assert row.split() == [
         "1", "12", "15s", "c" * 18 + "pppwww", "80", "%", "13", "%", "13", "%", "20", "%", "25", "%",
@@ -120,12 +125,54 @@ def test_a_rank_that_said_goodbye_is_not_waited_for(tmp_path):
         assert waiting_for(store, "r", 3) == Waiting(1, (0,), (2,))
 
 
+NOW = 10_000.0
+FOUR = RunStatus(tuple(ReplicaStatus(k, ReplicaState.FAILED if k == 3 else ReplicaState.RUNNING) for k in range(4)))
+WHY_3 = "`atoll logs 'a b' --rank 3` says why it ended"
+
+
 def test_the_reason_names_the_state_of_those_that_are_missing():
-    replicas = tuple(ReplicaStatus(k, ReplicaState.FAILED if k == 3 else ReplicaState.RUNNING) for k in range(4))
-    assert waiting_text(Waiting(12, (0, 1), (2,)), RunStatus(replicas)) == "round 12 waits for rank 2"
-    assert waiting_text(Waiting(12, (0,), (1, 3)), RunStatus(replicas)) == "round 12 waits for ranks 1, 3 (failed)"
-    assert waiting_text(None, RunStatus(replicas)) == ""
+    assert waiting_text(Waiting(12, (0, 1), (2,)), FOUR, NOW) == "round 12 waits for rank 2"
+    assert waiting_text(Waiting(12, (0,), (1, 3)), FOUR, NOW) == "round 12 waits for ranks 1, 3 (failed)"
+    assert waiting_text(None, FOUR, NOW) == ""
     assert str(Waiting(1, (0,), tuple(range(1, 20)))) == "round 1 waits for ranks 1, 2, 3, 4, 5, 6, 7, 8, …"
+
+
+def test_a_replica_that_is_said_to_run_and_is_not_heard_of_is_silent():
+    silent = replace(FOUR.replicas[2], progress=Progress(beat_at=NOW - 200))
+    status = FOUR.with_replicas([*FOUR.replicas[:2], silent, FOUR.replicas[3]])
+    assert waiting_text(Waiting(12, (0, 1), (2,)), status, NOW) == "round 12 waits for rank 2 (silent for 3m20s)"
+    assert waiting_text(Waiting(12, (0, 1), (2,)), status, NOW - 150) == "round 12 waits for rank 2"
+
+
+@pytest.mark.parametrize(
+    ("arrived", "missing", "outlook", "text"),
+    [
+        ((0, 1), (2,), None, ""),
+        ((0, 1, 2), (3,), None, WHY_3),
+        ((0, 1, 3), (2,), (1740, False, None),
+         "waits 29m more for it, then the round fails; `atoll logs 'a b' --rank 2` shows the last of it"),
+        ((0, 1), (2, 3), (1740, False, None),
+         f"rank 3 is over and needed: the round fails in 29m; {WHY_3}, `atoll cancel 'a b'` ends the run now"),
+        ((0, 1), (2, 3), (1740, False, 3),
+         f"waits 29m more for them, then the round fails; {WHY_3}"),
+        ((0, 1, 3), (2,), (12.5, True, 3), "goes on without it in 12s"),
+        ((0, 1), (2, 3), (-4, True, 2), f"goes on without them in a moment; {WHY_3}"),
+    ],
+)  # fmt: skip
+def test_what_happens_next_is_said_and_what_one_can_do(arrived, missing, outlook, text):
+    told = None if outlook is None else Outlook(NOW + outlook[0], *outlook[1:])
+    assert outlook_text(Waiting(12, arrived, missing, told), FOUR, "a b", NOW) == text
+    assert outlook_text(None, FOUR, "a b", NOW) == ""
+
+
+def test_what_one_can_do_is_shown_whole_on_a_narrow_terminal():
+    waiting = Waiting(12, (0, 1), (2, 3), Outlook(NOW + 1740, False, None))
+    lines = waiting_lines("run", FOUR, waiting, NOW, Console(width=40))
+    assert all(len(str(line)) <= 40 for line in lines)
+    whole = " ".join(str(line).rstrip() for line in lines)
+    assert whole.startswith("round 12 waits for ranks 2, 3 (failed) rank 3 is over and needed:")
+    assert whole.endswith("`atoll cancel run` ends the run now")
+    assert [str(line) for line in waiting_lines("run", FOUR, None, NOW, Console(width=40))] == [""]
 
 
 def test_the_latest_records_are_one_for_each_rank(tmp_path):
@@ -165,7 +212,7 @@ def test_top_shows_the_phases_of_a_run(cli):
     shown = cli("top", run)
     assert shown.code == 0, shown.stderr
     _, _, rounds = shown.stdout.partition("last round of each rank:\n")
-    assert rounds.splitlines()[0].split()[:4] == ["rank", "round", "took", "shape"]
+    assert rounds.splitlines()[0].split()[:5] == ["rank", "last", "round", "took", "shape"]
     assert [row.split()[:2] for row in rounds.splitlines()[1:]] == [["0", "1"], ["1", "1"]]
     data = cli("top", run, "--json").data
     assert set(data["rounds"]) == {"0", "1"}
@@ -179,8 +226,14 @@ def test_status_says_whom_a_round_waits_for(cli):
     run = cli.detached("roundjob:rounds", "-n", 2, "--arg", f"gate={gate}")
     while (data := cli("status", run, "--json").data).get("waiting", {}).get("round") != 1:
         assert data["state"] in ("pending", "running")
-    assert data["waiting"] == {"round": 1, "for": [1]}
+    assert data["waiting"].items() >= {"round": 1, "for": [1]}.items()
     assert "waiting   round 1 waits for rank 1" in cli("status", run).stdout
+    told = {"event": "waiting", "by": 0, "round": 1, "time": 9e9, "until": 9e9, "then": "give_up", "least": None}
+    open_store(data["store"]).put(RoundKeys(run).events(0, 99, 0), json.dumps(told).encode())
+    shown = cli("status", run).stdout
+    assert "\nnext      waits " in shown
+    assert f"more for it, then the round fails; `atoll logs {run} --rank 1`" in shown
+    assert cli("status", run, "--json").data["waiting"] == {"round": 1, "for": [1], "then": "give_up", "until": 9e9}
     gate.touch()
     assert cli("wait", run).code == 0
     assert "waiting" not in cli("status", run, "--json").data

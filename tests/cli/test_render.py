@@ -148,6 +148,31 @@ def test_a_progress_line_has_counts_rounds_and_the_mean_of_the_leading_metric():
     assert counts_text(STATUS) == "1 running, 1 failed"
 
 
+def test_a_progress_line_leaves_out_what_the_dead_and_the_silent_said_last():
+    def at(rank: int, state: ReplicaState, loss: float, beat_at: float = NOW) -> ReplicaStatus:
+        return ReplicaStatus(rank, state, progress=Progress(int(loss), {"loss": loss}, beat_at=beat_at))
+
+    dead, silent = at(1, ReplicaState.FAILED, 9.0), at(2, ReplicaState.RUNNING, 8.0, NOW - 90)
+    again = at(3, ReplicaState.PENDING, 7.0)
+    running = (at(0, ReplicaState.RUNNING, 2.0), dead, silent, again, at(4, ReplicaState.RUNNING, 4.0, NOW - 9))
+    assert progress_line(RunStatus(running)) == "1 pending, 3 running, 1 failed, rounds 2 to 4, loss 3"
+    over = (at(0, ReplicaState.SUCCEEDED, 2.0), dead)
+    assert progress_line(RunStatus(over)) == "1 succeeded, 1 failed, round 2, loss 2"
+    assert progress_line(RunStatus((at(0, ReplicaState.FAILED, 5.0),))) == "1 failed, round 5, loss 5"
+    assert progress_line(RunStatus((at(0, ReplicaState.PENDING, 5.0),))) == "1 pending"
+
+
+def test_rejected_updates_are_counted_for_each_rank_where_there_are_any():
+    counts = {1: 2.0, 2: 0.0, 3: float("nan"), 4: 1.0}
+    replicas = [replace(RUNNING, rank=k, progress=Progress(3, {"updates_rejected": n})) for k, n in counts.items()]
+    status = RunStatus((replace(RUNNING, progress=Progress(3, {"loss": 2.0})), *replicas))
+    assert progress_line(status) == "5 running, round 3, loss 2, updates rejected: 2 of rank 1, 1 of rank 4"
+    assert "updates" not in progress_line(STATUS)
+    assert table_text(live_table(status)).splitlines()[0].split() == [
+        "rank", "state", "reason", "round", "loss", "rejected", "last", "line",
+    ]  # fmt: skip
+
+
 FAILED_FIRST = replace(FAILED, rank=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ def test_verify_says_what_was_recomputed(cli, store):
     done = cli("verify", "run", "--store", store.uri)
     assert done.code == 0, done.stderr
     assert done.stdout.startswith("run run: rounds 0 to 2 recomputed; 3 updates, ")
+    assert "rejected" not in done.stdout
     assert "what the arithmetic gives" in done.stderr
 
 
@@ -53,6 +55,25 @@ def test_verify_finds_an_update_that_was_changed(inside, store):
     assert done.error["code"] == "CorruptUpdate"
     assert done.data["rounds"] == 1
     assert done.data["difference"]
+
+
+def test_verify_counts_the_updates_that_were_rejected(inside, tmp_path):
+    made = FileStore(tmp_path / "rounds")
+
+    def train(rank: int) -> None:
+        with RoundClient(made, "run", rank, 2, layouts=[LAYOUT]) as client:
+            client.join([np.zeros(LAYOUT.size, np.float32).tobytes()])
+            for round_no in range(3):
+                update = np.full(LAYOUT.size, np.nan if rank == 1 and round_no > 0 else 1.0, np.float32)
+                client.exchange(round_no, update, weight=1.0)
+            assert client.rejections == (2 if rank == 1 else 0)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, range(2)))
+    done = inside("verify", "run", "--store", made.uri)
+    assert done.code == 0, done.stderr
+    assert done.stdout.endswith("; updates rejected: 2 of rank 1\n")
+    assert inside("verify", "run", "--store", made.uri, "--json").data["rejected"] == {"1": 2}
 
 
 def test_verify_of_a_run_without_rounds_says_so(finished, inside):

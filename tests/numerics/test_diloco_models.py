@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -245,7 +247,7 @@ def test_averaging_with_a_codec_that_rounds_exchanges_differences():
     assert agreement_of(replicas[0].store_uri).settings["outer"] == {"kind": "nesterov", "lr": 1.0, "momentum": 0.0}
 
 
-def test_a_replica_whose_update_is_not_finite_is_left_out_and_healed(caplog):
+def test_a_replica_whose_update_is_not_finite_is_left_out_and_healed(caplog, tmp_path):
     def body(ctx: atoll.ReplicaContext) -> bytes:
         model = perceptron()
         inner = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -262,11 +264,17 @@ def test_a_replica_whose_update_is_not_finite_is_left_out_and_healed(caplog):
         return bits(model)
 
     with caplog.at_level(logging.WARNING, "atoll.training"):
-        first, second = side_by_side(contexts(2), body)
+        spools = [tmp_path / str(rank) for rank in range(2)]
+        for spool in spools:
+            spool.mkdir()
+        replicas = [replace(ctx, spool=str(spool)) for ctx, spool in zip(contexts(2), spools, strict=True)]
+        first, second = side_by_side(replicas, body)
     assert first == second
     assert [r.getMessage() for r in caplog.records] == [
         "round 2 went on without this replica: the update has values that are not finite"
     ]
+    told = [json.loads((spool / "progress.json").read_text())["metrics"] for spool in spools]
+    assert [metrics.get("updates_rejected") for metrics in told] == [None, 1.0]
 
 
 def test_when_every_update_is_unfit_the_run_ends_with_a_name():

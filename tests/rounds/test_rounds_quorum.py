@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rounds_simulator import Simulation
@@ -7,8 +9,9 @@ from rounds_toy import Toy, commits, events, run_all
 
 from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost
 from atoll.rounds.keys import RoundKeys
+from atoll.rounds.metrics import Outlook, Waiting, waiting_for
 from atoll.rounds.ops import List
-from atoll.rounds.quorum import adaptive, at_least, strict
+from atoll.rounds.quorum import Quorum, adaptive, at_least, strict
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
 
@@ -42,6 +45,37 @@ def test_a_dead_rank_costs_the_grace_and_then_nothing() -> None:
     assert 20.0 <= clock.monotonic() <= 26.0
     late = [event for event in events(store) if event["event"] == "rank_late"]
     assert {event["rank"] for event in late} == {3}
+
+
+@pytest.mark.parametrize(
+    ("policy", "outlook"),
+    [
+        (strict(deadline_s=60.0), Outlook(60.0, False, None)),
+        (at_least(4, deadline_s=70.0), Outlook(70.0, False, 4)),
+        (at_least(2, grace_s=30.0), Outlook(30.0, True, 2)),
+    ],
+)
+def test_who_waits_says_how_the_wait_will_end(policy: Quorum, outlook: Outlook) -> None:
+    clock, store = FakeClock(), MemoryStore()
+    simulation = Simulation(clock)
+    start(simulation, [Toy(rank, 4, clock, quorum=policy) for rank in (0, 1)], store)
+    began = clock.time()
+    simulation.run(until=lambda: clock.time() - began > 20.0)
+    told = waiting_for(store, "toy", 4)
+    assert told is not None
+    assert told.outlook is not None
+    assert replace(told, outlook=None) == Waiting(0, (0, 1), (2, 3))
+    assert replace(told.outlook, until=0.0) == replace(outlook, until=0.0)
+    assert told.outlook.until - began == pytest.approx(outlook.until, abs=1.0)
+    assert told.needed == (0 if outlook.goes_on else 2)
+    said = [event["by"] for event in events(store) if event["event"] == "waiting"]
+    assert sorted(said) == [0, 1], "once"
+
+
+def test_a_short_wait_is_not_worth_a_word() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    run_all([Toy(rank, 3, clock, quorum=at_least(2, grace_s=4.0)) for rank in (0, 1)], store)
+    assert [event for event in events(store) if event["event"] == "waiting"] == []
 
 
 def test_a_joiner_at_round_k_catches_up_and_is_counted_from_the_next_round() -> None:

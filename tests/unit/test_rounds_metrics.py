@@ -7,7 +7,7 @@ import json
 import pytest
 
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.metrics import round_events, round_records, waiting_for
+from atoll.rounds.metrics import Outlook, round_events, round_records, waiting_for
 from atoll.rounds.round_record import PhaseTime, RoundRecord
 from atoll.stores.memory import MemoryStore
 from atoll.trace import chrome_trace
@@ -48,3 +48,16 @@ def test_what_is_no_json_at_all_and_names_of_others_are_passed_over() -> None:
     assert round_records(store, "r") == [RoundRecord.from_json(GOOD)]
     assert round_events(store, "r") == []
     assert waiting_for(store, "r", 2) is None
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["round", "time", "until", "then", "least"])
+def test_a_spoiled_outlook_is_passed_over(name: str, odd: str) -> None:
+    store = MemoryStore()
+    store.put(KEYS.offer(0, 0, 0), b"")
+    told = {"event": "waiting", "by": 0, "round": 0, "time": 5.0, "until": 9.0, "then": "go_on", "least": 1}
+    spoiled = json.dumps(told | {name: "HERE"}).replace('"HERE"', odd)
+    store.put(KEYS.events(0, 0, 0), f"{json.dumps(told)}\n{spoiled}\n".encode())
+    found = waiting_for(store, "r", 2)
+    assert found is not None
+    assert found.outlook == Outlook(9.0, True, None if (name, odd) == ("least", "null") else 1)

@@ -140,6 +140,62 @@ def test_a_round_is_written_once_the_next_begins_and_not_before():
     assert [r.round_no for r in bench.records()] == [0]
 
 
+def test_who_waits_for_others_has_written_every_round_before():
+    bench = Bench()
+    for round_no in range(4):
+        bench.timeline.begin(round_no, 0)
+        bench.flush()
+        if round_no < 3:
+            bench.passes("put", 0.5)
+            bench.timeline.end(is_included=True)
+    assert [r.round_no for r in bench.records()] == [0], "the others came too soon after it"
+    for _ in range(20):
+        bench.drive(bench.io.sleep(2.0))
+    assert [r.round_no for r in bench.records()] == [0, 1, 2]
+    assert bench.io.counted().requests["put"] == 2, "there is nothing more to write"
+
+
+def test_pauses_of_quick_rounds_cost_no_request():
+    bench = Bench()
+    for round_no in range(100):
+        bench.timeline.begin(round_no, 0)
+        bench.drive(bench.io.sleep(0.5))
+        bench.drive(bench.io.sleep(0.25))
+        bench.timeline.end(is_included=True)
+        bench.passes("apply", 0.0)
+    assert bench.io.counted().requests["put"] == 0
+
+
+def test_a_pause_is_no_longer_for_what_is_written_meanwhile():
+    class SlowStore(MemoryStore):
+        def put(self, key, data):
+            bench.clock.advance(0.5)
+            super().put(key, data)
+
+    bench = Bench(SlowStore())
+    bench.blocking_round(0)
+    bench.timeline.begin(1, 0)
+    bench.drive(bench.io.sleep(2.0))
+    began = bench.clock.monotonic()
+    bench.drive(bench.io.sleep(2.0))
+    assert [r.round_no for r in bench.records()] == [0]
+    assert bench.clock.monotonic() - began == 2.0
+
+
+def test_an_outer_step_told_after_its_round_was_written_counts_for_no_other():
+    bench = Bench()
+    for round_no in range(2):
+        bench.timeline.begin(round_no, 0)
+        bench.passes("put", 1.0)
+        if round_no == 0:
+            bench.timeline.end(is_included=True)
+    bench.drive(bench.io.sleep(2.0))
+    bench.passes("apply", 0.5, 0)
+    bench.timeline.end(is_included=True)
+    bench.finish()
+    assert [(r.round_no, r.wall_s("apply")) for r in bench.records()] == [(0, 0.0), (1, 0.0)]
+
+
 def test_fast_rounds_share_an_object():
     bench = Bench()
     for round_no in range(6):

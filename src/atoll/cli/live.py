@@ -11,10 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from atoll import durations
-from atoll.cli.lookout import Lookout, waiting_text
+from atoll.cli.lookout import Lookout
 from atoll.cli.output import Output
 from atoll.cli.render import STATE_STYLES, counts_text, elapsed_s, live_table
 from atoll.cli.text import Table, table_text
+from atoll.cli.waits import outlook_text, waiting_text
+from atoll.rounds.metrics import Waiting
 from atoll.run import Run
 from atoll.status import RunStatus
 
@@ -27,22 +29,22 @@ RICH = {
     "dim": "dim",
     "bold": "bold",
 }
-_AROUND = 7
-"""Lines of the live view that are not ranks."""
+_AROUND = 6
+"""Lines of the live view that are neither ranks nor what they wait for."""
 
 
 @contextmanager
 def live_view(run: Run, out: Output) -> Iterator[Callable[[RunStatus], None]]:
     """A table on stderr that is redrawn; gone afterwards, so that what is printed next stands alone."""
     console = Console(stderr=True, no_color=not out.has_colour(on_stderr=True), highlight=False)
-    latest: list[tuple[RunStatus, str]] = []
+    latest: list[tuple[RunStatus, Waiting | None]] = []
     lookout = Lookout(run)
 
     def picture() -> RenderableType:
         return _picture(run.id, *latest[-1], console) if latest else Text(f"{run.id}  asking …", style="dim")
 
     def show(status: RunStatus) -> None:
-        latest[:] = [(status, waiting_text(lookout.waiting(status), status))]
+        latest[:] = [(status, lookout.waiting(status))]
         live.refresh()
 
     with Live(console=console, get_renderable=picture, refresh_per_second=4, transient=True) as live:
@@ -68,16 +70,27 @@ def headline(run_id: str, status: RunStatus, now: float) -> Text:
     )
 
 
-def _picture(run_id: str, status: RunStatus, why: str, console: Console) -> RenderableType:
-    room = max(1, console.height - _AROUND)
+def waiting_lines(
+    run_id: str, status: RunStatus, waiting: Waiting | None, now: float, console: Console
+) -> list[RenderableType]:
+    """Whom the round waits for, and what comes of it, whole: a command that is cut is of no use. One line at least."""
+    told = waiting_text(waiting, status, now), outlook_text(waiting, status, run_id, now)
+    texts = [Text(text, style="yellow") for text in told if text]
+    return [line for text in texts for line in text.wrap(console, console.width)] or [Text()]
+
+
+def _picture(run_id: str, status: RunStatus, waiting: Waiting | None, console: Console) -> RenderableType:
+    now = time.time()
+    below = waiting_lines(run_id, status, waiting, now, console)
+    room = max(1, console.height - _AROUND - len(below))
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
         Text(),
-        headline(run_id, status, time.time()),
+        headline(run_id, status, now),
         drawn(live_table(status, limit=room), console),
     ]
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more ranks: `atoll status {run_id}`", style="dim"))
-    parts.append(Text(why, style="yellow", no_wrap=True))
+    parts += below
     parts.append(Text("Ctrl-C detaches; the run goes on", style="dim"))
     return Group(*parts)

@@ -10,7 +10,7 @@ from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting, latest_records, waiting_for
 from atoll.rounds.round_record import RoundRecord
 from atoll.run import Run
-from atoll.status import ReplicaState, RunStatus
+from atoll.status import RunStatus
 
 _WAITING_EVERY_S = 2.0
 _ROUNDS_EVERY_S = 5.0
@@ -48,12 +48,3 @@ class Lookout:
             except AtollError:
                 return self._records
         return self._records
-
-
-def waiting_text(waiting: Waiting | None, status: RunStatus) -> str:
-    """Such as `round 12 waits for rank 3 (failed)`; empty when nobody waits."""
-    if waiting is None:
-        return ""
-    states = [status.replicas[rank].state for rank in waiting.missing if rank < len(status.replicas)]
-    told = sorted({str(state) for state in states if state is not ReplicaState.RUNNING})
-    return f"{waiting} ({', '.join(told)})" if told else str(waiting)

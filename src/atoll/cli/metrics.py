@@ -6,7 +6,8 @@ from atoll import sizes
 from atoll.cli.text import Cell, Column
 from atoll.status import ReplicaStatus, RunStatus
 
-OURS = {"wait_share": "wait", "hidden_share": "hidden", "bytes_up": "up", "bytes_down": "down"}
+REJECTED = "updates_rejected"
+OURS = {"wait_share": "wait", "hidden_share": "hidden", "bytes_up": "up", "bytes_down": "down", REJECTED: "rejected"}
 """What training by rounds reports by itself, and how its column is called; it comes after what the user logs."""
 _TOTAL = "bytes"
 _MOST = 8

@@ -16,10 +16,10 @@ _WIDTH = 24
 
 
 def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int]) -> Table:
-    """Rank, round, time, its shape, each phase as a share of the time, exposed and hidden, bytes, requests."""
+    """Rank, its last finished round, time, shape, each phase as a share of the time, exposed, hidden, and more."""
     columns = (
         Column("rank", is_right=True),
-        Column("round", is_right=True),
+        Column("last round", is_right=True),
         Column("took", is_right=True),
         Column("shape", is_spare=True),
         *(Column(name, is_right=True, is_spare=name not in ("compute", "wait")) for name in PHASES),

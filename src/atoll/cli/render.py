@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from atoll import durations
-from atoll.cli.metrics import metric_cell, metric_columns, metric_names, metric_text, shown_metrics
+from atoll.cli.metrics import REJECTED, metric_cell, metric_columns, metric_names, metric_text, shown_metrics
 from atoll.cli.text import Cell, Column, Table, cut, one_line
+from atoll.cli.waits import SILENT_S
 from atoll.result import ReplicaOutcome, RunResult
 from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -33,15 +35,41 @@ def counts_text(status: RunStatus) -> str:
 
 
 def progress_line(status: RunStatus) -> str:
-    """How the run is doing, in one line for a log: counts, the rounds, and the mean of the leading metric."""
+    """How the run is doing, in one line for a log: counts, the rounds, and the mean of the leading metric.
+
+    What those who are over or silent said last is not how the run is doing.
+    """
     parts = [counts_text(status)]
-    rounds = [r.progress.round_no for r in status.replicas if r.progress.round_no is not None]
+    heard = [replica.progress for replica in alive(status)]
+    rounds = [progress.round_no for progress in heard if progress.round_no is not None]
     if rounds:
         parts.append(f"round {min(rounds)}" if min(rounds) == max(rounds) else f"rounds {min(rounds)} to {max(rounds)}")
     for name in metric_names(status)[:1]:
-        values = [r.progress.metrics[name] for r in status.replicas if name in r.progress.metrics]
-        parts.append(f"{name} {metric_text(name, sum(values) / len(values))}")
-    return ", ".join(parts)
+        values = [progress.metrics[name] for progress in heard if name in progress.metrics]
+        if values:
+            parts.append(f"{name} {metric_text(name, sum(values) / len(values))}")
+    return ", ".join([*parts, *filter(None, [rejected_text(status)])])
+
+
+def rejected_text(status: RunStatus) -> str:
+    """Such as `updates rejected: 2 of rank 1`; empty if none was."""
+    counts = {r.rank: r.progress.metrics.get(REJECTED, 0.0) for r in status.replicas}
+    return rejections_text({rank: int(count) for rank, count in counts.items() if 1 <= count < math.inf})
+
+
+def rejections_text(counts: Mapping[int, int]) -> str:
+    """Rank → how many, in words."""
+    told = ", ".join(f"{count} of rank {rank}" for rank, count in sorted(counts.items()))
+    return f"updates rejected: {told}" if told else ""
+
+
+def alive(status: RunStatus) -> list[ReplicaStatus]:
+    """Those who run and are heard of; of a run that is over, those who succeeded, or everybody if nobody did."""
+    if status.is_terminal:
+        return [r for r in status.replicas if r.state is ReplicaState.SUCCEEDED] or list(status.replicas)
+    running = [r for r in status.replicas if r.state is ReplicaState.RUNNING]
+    newest = max((r.progress.beat_at or 0.0 for r in running), default=0.0)  # by their clocks, which ours may not match
+    return [r for r in running if newest - (r.progress.beat_at or newest) <= SILENT_S]
 
 
 def elapsed_s(status: RunStatus, now: float) -> float | None:
@@ -168,7 +196,7 @@ def beat_cell(replica: ReplicaStatus, now: float) -> Cell:
     if at is None or replica.state.is_terminal:
         return Cell("")
     age_s = max(0.0, now - at)
-    return Cell(durations.text(age_s), "bad" if age_s > 60 else "dim")
+    return Cell(durations.text(age_s), "bad" if age_s > SILENT_S else "dim")
 
 
 def detail_cell(replica: ReplicaStatus) -> Cell:
@@ -218,5 +246,11 @@ def next_commands(run_id: str, store: str | None = None) -> list[tuple[str, str]
 def status_json(run_id: str, status: RunStatus, waiting: Waiting | None = None) -> dict[str, Any]:
     """For programs. `waiting` is there when a round waits for somebody."""
     counts = {str(state): count for state, count in status.counts().items()}
-    told = {} if waiting is None else {"waiting": {"round": waiting.round_no, "for": list(waiting.missing)}}
+    told = {} if waiting is None else {"waiting": _waiting_json(waiting)}
     return {"run_id": run_id, "counts": counts, **status.to_json(), **told}
+
+
+def _waiting_json(waiting: Waiting) -> dict[str, Any]:
+    outlook = waiting.outlook
+    then = {} if outlook is None else {"then": "go_on" if outlook.goes_on else "give_up", "until": outlook.until}
+    return {"round": waiting.round_no, "for": list(waiting.missing), **then}

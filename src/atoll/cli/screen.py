@@ -15,20 +15,21 @@ from rich.live import Live
 from rich.text import Text
 
 from atoll.cli.keys import key_presses
-from atoll.cli.live import drawn, headline
-from atoll.cli.lookout import Lookout, waiting_text
+from atoll.cli.live import drawn, headline, waiting_lines
+from atoll.cli.lookout import Lookout
 from atoll.cli.metrics import metric_names
 from atoll.cli.output import Output
 from atoll.cli.phases import LEGEND, phases_table
 from atoll.cli.render import most_telling, top_table
 from atoll.cli.trend import Trend
 from atoll.errors import AtollError
+from atoll.rounds.metrics import Waiting
 from atoll.rounds.round_record import RoundRecord
 from atoll.run import Run
 from atoll.status import RunStatus
 
-_AROUND = 7
-"""Lines of the screen that are not ranks."""
+_AROUND = 6
+"""Lines of the screen that are neither ranks nor what they wait for."""
 _PHASES_AROUND = 3
 """Lines around the phases of each rank."""
 _ASK_EVERY_S = 1.0
@@ -39,7 +40,8 @@ class Watcher:
 
     def __init__(self, run: Run, first: RunStatus, lookout: Lookout) -> None:
         self._run, self._lookout = run, lookout
-        self.status, self.trouble, self.why = first, "", ""
+        self.status, self.trouble = first, ""
+        self.waiting: Waiting | None = None
         self.records: dict[int, RoundRecord] = {}
         self.trend = Trend()
         self._see(first)
@@ -70,7 +72,7 @@ class Watcher:
         self.status, self.trouble = status, ""
 
     def _look(self) -> None:
-        self.why = waiting_text(self._lookout.waiting(self.status), self.status)
+        self.waiting = self._lookout.waiting(self.status)
         self.records = self._lookout.records()
 
 
@@ -97,7 +99,8 @@ def show(run: Run, first: RunStatus, lookout: Lookout, out: Output) -> RunStatus
 
 def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     status, now = watcher.status, time.time()
-    room = max(1, console.height - _AROUND)
+    below = waiting_lines(run.id, status, watcher.waiting, now, console)
+    room = max(1, console.height - _AROUND - len(below))
     phases_room = _phases_room(watcher, room)
     room -= phases_room
     hidden = len(status.replicas) - room
@@ -112,7 +115,7 @@ def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     if phases_room:
         ranks = [r.rank for r in most_telling(status.replicas, phases_room - _PHASES_AROUND)]
         parts += [Text(), drawn(phases_table(watcher.records, ranks), console), Text(LEGEND, style="dim", no_wrap=True)]
-    parts.append(Text(watcher.why, style="yellow", no_wrap=True))
+    parts += below
     if watcher.trouble:
         parts.append(Text(watcher.trouble, style="red", no_wrap=True))
     parts.append(Text("q leaves" + ("" if status.is_terminal else "; the run goes on"), style="dim"))

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from atoll.cli.lookout import Lookout, waiting_text
+from atoll.cli.lookout import Lookout
 from atoll.cli.output import Output
 from atoll.cli.render import progress_line, status_json
+from atoll.cli.waits import outlook_text, waiting_text
 from atoll.run import Run
 from atoll.status import RunStatus
 
@@ -39,7 +40,8 @@ def _lines(run: Run, out: Output) -> Callable[[RunStatus], None]:
         now = time.monotonic()
         if status.counts() != last["counts"] or now - last["at"] >= _LINE_EVERY_S:
             last.update(counts=status.counts(), at=now)
-            why = "" if out.is_json else waiting_text(lookout.waiting(status), status)
-            out.say(f"{time.strftime('%H:%M:%S')} {progress_line(status)}" + (f"; {why}" if why else ""))
+            waiting = None if out.is_json else lookout.waiting(status)
+            texts = waiting_text(waiting, status, time.time()), outlook_text(waiting, status, run.id, time.time())
+            out.say(f"{time.strftime('%H:%M:%S')} " + "; ".join(filter(None, (progress_line(status), *texts))))
 
     return on_change

@@ -5,9 +5,10 @@ The create is the whole agreement. Everything before it is one observer's guess 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError
+from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError, StoreError
 from atoll.rounds import quorum
 from atoll.rounds.checks import strays
 from atoll.rounds.claims import Standing, fenced, standings
@@ -17,6 +18,9 @@ from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.publish import mend_offer
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.watch import Watch, look, read_commit
+
+LONG_WAIT_S = 5.0
+"""Who waits longer than this says so in the store."""
 
 
 def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
@@ -91,8 +95,16 @@ def _act(watch: Watch, pause_s: float) -> Steps[Commit | None]:
                 yield from watch.member.io.sleep(pause_s)
             return commit
         case quorum.Wait(until):
+            yield from _leave_word(watch, until)
             yield from watch.member.io.sleep(max(0.0, min(pause_s, until - watch.elapsed_s)))
     return None
+
+
+def _leave_word(watch: Watch, until: float) -> Steps[None]:
+    """Once a wait is long, say in the store how it will end. A store that fails is no reason to stop waiting."""
+    if watch.elapsed_s >= LONG_WAIT_S and watch.tell_outlook(until):
+        with suppress(StoreError):
+            yield from watch.member.events.flush(watch.member.io)
 
 
 def _await_turn(watch: Watch) -> Steps[Commit | None]:

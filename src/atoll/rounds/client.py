@@ -102,6 +102,12 @@ class RoundClient:
         """The part of the exchanges that went on behind computing."""
         return self._protocol.io.timeline.hidden_share
 
+    @property
+    def rejections(self) -> int:
+        """How many updates of this rank were rejected, in the rounds this process took in."""
+        member = self._protocol.member
+        return member.memory.rejections[member.rank]
+
     def mark(self, phase: str, began: float, ended: float | None = None, *, round_no: int | None = None) -> None:
         """Tell when training computed (`compute`) or took an outer step (`apply`), by `clock.monotonic()`. Thread-safe.
 

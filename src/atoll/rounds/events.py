@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from atoll._time import Clock
+from atoll.errors import StoreError
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.ops import Steps
 from atoll.rounds.requests import Requests
@@ -32,11 +33,15 @@ class EventLog:
         """Write what is new, and let the oldest segments go."""
         if not self._pending:
             return
-        yield from io.put(self._keys.events(self._rank, self._incarnation, self._segment), b"".join(self._lines))
-        self._pending = False
-        if sum(map(len, self._lines)) < SEGMENT_BYTES:
+        lines, self._pending = list(self._lines), False  # more may be added while these are written
+        try:
+            yield from io.put(self._keys.events(self._rank, self._incarnation, self._segment), b"".join(lines))
+        except StoreError:
+            self._pending = True
+            raise
+        if sum(map(len, lines)) < SEGMENT_BYTES:
             return
-        self._lines, self._segment = [], self._segment + 1
+        self._lines, self._segment = self._lines[len(lines) :], self._segment + 1
         if self._segment >= KEPT_SEGMENTS:
             oldest = self._segment - KEPT_SEGMENTS
             yield from io.delete(self._keys.events(self._rank, self._incarnation, oldest))

@@ -257,6 +257,10 @@ class RoundKeys:
     def events_prefix(self) -> str:
         return f"{self.prefix}events/"
 
+    def events_of(self, rank: int) -> str:
+        """The prefix of one rank's events."""
+        return f"{self.events_prefix()}{number(rank, 5)}."
+
     def events(self, rank: int, incarnation: int, segment: int) -> str:
         """JSON lines of what one process saw; rewritten as it grows, then left alone."""
         return f"{self.events_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.{number(segment, 6)}.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -74,6 +74,8 @@ class Memory:
     members: set[int] = field(default_factory=set)
     incarnations: dict[int, int] = field(default_factory=dict)
     """Of those who took part in the last round."""
+    rejections: Counter[int] = field(default_factory=Counter)
+    """Rank → how many of its updates were rejected, in the rounds this process took in."""
     trips: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     """Seconds that small requests took."""
     is_late: bool = True
@@ -88,6 +90,7 @@ class Memory:
         self.incarnations = {c.rank: c.incarnation for c in commit.contributions}
         norms = self.norms.setdefault(commit.fragment, deque(maxlen=16))
         norms.append(statistics.median(c.norm for c in commit.contributions))
+        self.rejections.update(refused.rank for refused in commit.rejected)
         for rank in self.members:
             self.absences[rank] = 0 if rank in commit.ranks else self.absences.get(rank, 0) + 1
 

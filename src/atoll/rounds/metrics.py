@@ -20,6 +20,20 @@ from atoll.stores.base import Store
 T = TypeVar("T")
 _AT_ONCE = 16
 _LARGEST = 1e18
+_ASKED = 3
+"""Of those who wait, so many are asked for how long: all of them say much the same."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How a wait will end if nobody comes, as one of those who wait says."""
+
+    until: float
+    """By the clock of the machine that waits."""
+    goes_on: bool
+    """Without those who are missing; else the round is given up."""
+    least: int | None
+    """How many have to be there; None for all."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,15 @@ class Waiting:
     round_no: int
     arrived: tuple[int, ...]
     missing: tuple[int, ...]
+    outlook: Outlook | None = None
+    """None while the wait is short."""
+
+    @property
+    def needed(self) -> int:
+        """How many of the missing must come, if that is known; else 0."""
+        if self.outlook is None or self.outlook.goes_on:
+            return 0
+        return len(self.missing) if self.outlook.least is None else max(0, self.outlook.least - len(self.arrived))
 
     def __str__(self) -> str:
         ranks = ", ".join(map(str, self.missing[:8])) + (", …" if len(self.missing) > 8 else "")
@@ -59,7 +82,10 @@ def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
 
 
 def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
-    """The round that some have arrived at and others have not; None when there is none. Three LISTs at most."""
+    """The round that some have arrived at and others have not; None when there is none.
+
+    Three LISTs, and when there is one, a LIST and a GET for each of a few of those who wait.
+    """
     keys = RoundKeys(run_id)
     commits = [number for _, number in _ours(store, keys.commits_prefix(), keys.parse_commit)]
     round_no = commits[-1] + 1 if commits else 0
@@ -67,7 +93,26 @@ def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
     if not arrived:
         return None
     missing = set(range(replicas)) - arrived - _gone(store, keys)
-    return Waiting(round_no, tuple(sorted(arrived)), tuple(sorted(missing))) if missing else None
+    if not missing:
+        return None
+    there = tuple(sorted(arrived))
+    return Waiting(round_no, there, tuple(sorted(missing)), _outlook(store, keys, round_no, there[:_ASKED]))
+
+
+def _outlook(store: Store, keys: RoundKeys, round_no: int, ranks: Sequence[int]) -> Outlook | None:
+    """What those ranks said last of how the wait for this round will end."""
+    names = [name for named in _each(lambda rank: list(store.list(keys.events_of(rank))), ranks) for name in named[-1:]]
+    events = [event for lines in _each(lambda name: list(_lines(store, name)), names) for event in lines]
+    told = [e for e in events if e.get("event") == "waiting" and e.get("round") == round_no and _is_outlook(e)]
+    if not told:
+        return None
+    newest = sorted(told, key=lambda event: float(event["time"]))[-1]
+    return Outlook(float(newest["until"]), newest["then"] == "go_on", newest["least"])
+
+
+def _is_outlook(event: dict[str, Any]) -> bool:
+    is_timed = all(type(event.get(name)) in (int, float) for name in ("time", "until"))
+    return is_timed and event.get("then") in ("go_on", "give_up") and type(event.get("least", 0)) in (int, type(None))
 
 
 def _gone(store: Store, keys: RoundKeys) -> set[int]:

@@ -138,8 +138,10 @@ class Requests:
 
     def sleep(self, seconds: float) -> Steps[None]:
         """Wait; counted as waiting. Never so short that a clock might not move."""
+        asked = self.clock.monotonic()
+        yield from self.timeline.use_pause(self)
         began = self.clock.monotonic()
-        yield Sleep(max(seconds, LEAST_PAUSE_S))
+        yield Sleep(max(seconds - (began - asked), LEAST_PAUSE_S))
         self.spend("wait", began)
 
     def spend(self, phase: str, began: float, ended: float | None = None) -> None:

@@ -2,8 +2,8 @@
 
 Phases run side by side, in threads, and with streaming a round goes on while the next inner steps are computed; so
 intervals are kept, not sums. What computing happens between two exchanges belongs to the later one. A round is closed
-when its outer step was told, at the latest when the round after the next begins; closed ones are written in batches,
-each batch an object of its own, and old ones are deleted.
+when its outer step was told, at the latest when the round after the next begins or the next one has to wait; closed
+ones are written in batches, each batch an object of its own, and old ones are deleted.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ COMPUTE, APPLY = "compute", "apply"
 MOST_SPANS = 32
 """Intervals kept of each phase of a round; shorter gaps than those between them are closed."""
 WRITE_EVERY_S = 5.0
+LONG_S = 1.0
+"""Exchanges that take longer than this have time to write while they wait."""
 KEPT_SEGMENTS = 512
 _MOST_PENDING = 1000
 
@@ -89,14 +91,15 @@ class Timeline:
     # ---- what is told
 
     def add(self, phase: str, began: float, ended: float, round_no: int | None = None) -> None:
-        """A phase went on then, by the clock's `monotonic`: of that round, or of the latest one."""
+        """A phase went on then, by the clock's `monotonic`: of that round unless it is closed, or of the latest one."""
         with self._lock:
             if phase == COMPUTE:
                 self._is_told = True
                 self._compute.add(began, ended)
-            elif self._drafts:
-                named = [] if round_no is None else [draft for draft in self._drafts if draft.round_no == round_no]
-                (named or self._drafts)[-1].track(phase).add(began, ended)
+            else:
+                meant = [draft for draft in self._drafts if round_no is None or draft.round_no == round_no]
+                if meant:
+                    meant[-1].track(phase).add(began, ended)
 
     def begin(self, round_no: int, fragment: int) -> None:
         """An exchange begins; what was computed until now was for it."""
@@ -138,6 +141,18 @@ class Timeline:
         """Write what is closed, unless that was done a moment ago. A store that fails is no reason to stop training."""
         if self._clock.monotonic() - self._written_at >= WRITE_EVERY_S:
             yield from self._write(io)
+
+    def use_pause(self, io: Requests) -> Steps[None]:
+        """Before a pause: if the exchange takes long, whoever looks now should find every round before it."""
+        now = self._clock.monotonic()
+        if now - self._written_at < WRITE_EVERY_S:
+            return
+        counted = self._counting.counted()
+        with self._lock:
+            if not self._drafts or self._drafts[-1].ended is not None or now - self._drafts[-1].began < LONG_S:
+                return
+            self._close(counted, is_final=False)
+        yield from self._write(io)
 
     def finish(self, io: Requests) -> Steps[None]:
         """Close and write all there is: no round follows."""

@@ -48,6 +48,8 @@ class Report:
     """Published chunks whose owner kept its own part of them back: taken as they are."""
     left_out: int = 0
     """Parts of updates that are in no mean, because their rank kept them and died."""
+    rejected: dict[int, int] = field(default_factory=dict)
+    """Rank → how many of its updates failed a check, and are in no mean."""
     states: int = 0
     """States that replicas or snapshots claimed, recomputed and compared."""
     records: int = 0
@@ -159,6 +161,8 @@ class Verification:
         mean = self._mean(commit)
         self._previous = commit.digest
         self._report.rounds += 1
+        for refused in commit.rejected:
+            self._report.rejected[refused.rank] = self._report.rejected.get(refused.rank, 0) + 1
         if self._values is None or self._rule is None:
             return
         span = self._spans[commit.fragment]

@@ -35,6 +35,8 @@ class Watch:
     """When somebody was last asked for in vain."""
     claims_at: float = -math.inf
     """When the claims were last read."""
+    told: tuple[float, str] | None = None
+    """What we said of how the wait will end."""
 
     @property
     def has_fresh_claims(self) -> bool:
@@ -95,6 +97,17 @@ class Watch:
             away=memory.away,
             lateness=tuple(memory.lateness),
         )
+
+    def tell_outlook(self, until: float) -> bool:
+        """Note how the wait will end, for people who look from outside; whether that is news."""
+        least = self.member.quorum.least
+        then = "go_on" if least is not None and len(self.arrived) >= least else "give_up"
+        if self.told == (until, then):
+            return False
+        self.told = until, then
+        at = round(self.member.io.clock.time() + until - self.elapsed_s, 3)
+        self._tell("waiting", until=at, then=then, least=least)
+        return True
 
     def _tell(self, event: str, **details: object) -> None:
         self.member.events.add(event, self.round_no, **details)

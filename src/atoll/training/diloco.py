@@ -271,9 +271,7 @@ class DiLoCo:
         if self.round == self._last_round:
             self._loop.settle()
         self._tidy(outcome)
-        used = self._client.counters
-        self._progress.metrics["hidden_share"] = self.hidden_share
-        self._progress.round_over(self.round, self._held_s(), bytes_up=used.bytes_up, bytes_down=used.bytes_down)
+        self._progress.round_over(self.round, self._held_s(), self._client)
         return outcome
 
     def _or_undone(self, part: Callable[[], T]) -> T:

@@ -1,9 +1,10 @@
-"""What a replica says about itself while it trains, for the live views: metrics, bytes, share of time waiting."""
+"""What a replica says about itself while it trains, for the live views: metrics, bytes, waiting, what was rejected."""
 
 from __future__ import annotations
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import ReplicaContext
+from atoll.rounds.client import RoundClient
 
 _EVERY_S = 0.2
 
@@ -33,14 +34,18 @@ class Progress:
         """So much time went into rounds instead of training."""
         self._waited_s += seconds
 
-    def round_over(self, round_no: int, waited_s: float, *, bytes_up: int, bytes_down: int) -> None:
+    def round_over(self, round_no: int, waited_s: float, client: RoundClient) -> None:
         self.waited(waited_s)
+        used = client.counters
         self.metrics |= {
+            "hidden_share": client.hidden_share,
             "wait_share": self.wait_share,
-            "bytes": float(bytes_up + bytes_down),
-            "bytes_up": float(bytes_up),
-            "bytes_down": float(bytes_down),
+            "bytes": float(used.bytes_up + used.bytes_down),
+            "bytes_up": float(used.bytes_up),
+            "bytes_down": float(used.bytes_down),
         }
+        if client.rejections:
+            self.metrics["updates_rejected"] = float(client.rejections)
         self._tell(round_no)
 
     def _tell(self, round_no: int) -> None:

@@ -66,6 +66,4 @@ class RoundMeter:
         if self._progress is None:
             return
         waited_s, self._told_s = self._waited_s - self._told_s, self._waited_s
-        used = self._rounds.client.counters
-        self._progress.metrics["hidden_share"] = self.hidden_share
-        self._progress.round_over(self._rounds.step, waited_s, bytes_up=used.bytes_up, bytes_down=used.bytes_down)
+        self._progress.round_over(self._rounds.step, waited_s, self._rounds.client)

@@ -11,7 +11,7 @@ from atoll.cli.app import Interrupted, command
 from atoll.cli.drafting import announce, draft, run_options
 from atoll.cli.interrupts import deferred_interrupt
 from atoll.cli.output import Output
-from atoll.cli.render import counts_text, elapsed_s, live_table, next_commands, result_lines, verdict
+from atoll.cli.render import counts_text, elapsed_s, live_table, next_commands, rejected_text, result_lines, verdict
 from atoll.cli.text import pairs_text, table_text
 from atoll.cli.watch import watch
 from atoll.errors import ConfigError
@@ -86,6 +86,8 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
         out.say(f"\n{table_text(table, width=width, colour=colour)}")
         if (hidden := len(status.replicas) - _SHOWN) > 0:
             out.say(out.paint(f"… and {hidden} more ranks: `atoll status {run.id}`", "dim", on_stderr=True))
+        if rejected := rejected_text(status):
+            out.say(out.paint(rejected, "warn", on_stderr=True))
         out.say()
     result = run.result()
     out.data({**_identity(run), "state": status.state, "result": result.to_json()})

@@ -8,12 +8,13 @@ import click
 
 from atoll import durations
 from atoll.cli.app import command
-from atoll.cli.lookout import Lookout, waiting_text
+from atoll.cli.lookout import Lookout
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import counts_text, elapsed_s, state_cell, status_json, status_table
 from atoll.cli.runs import find_run
 from atoll.cli.text import Cell, pairs_text, table_text
+from atoll.cli.waits import outlook_text, waiting_text
 from atoll.cli.watch import watch
 from atoll.rounds.metrics import Waiting
 from atoll.run import Run
@@ -51,7 +52,9 @@ def status_text(run: Run, status: RunStatus, out: Output, waiting: Waiting | Non
         ("store", Cell(run.store.uri)),
     ]
     if waiting is not None:
-        head.append(("waiting", Cell(waiting_text(waiting, status), "warn")))
+        head.append(("waiting", Cell(waiting_text(waiting, status, now), "warn")))
+    if outlook := outlook_text(waiting, status, run.id, now):
+        head.append(("next", Cell(outlook, "warn")))
     table = table_text(status_table(status, now=now), width=out.width(), colour=colour)
     return pairs_text(head, colour=colour, indent="") + "\n\n" + table
 

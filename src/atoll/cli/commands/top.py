@@ -18,8 +18,8 @@ from atoll.rounds.round_record import RoundRecord
 @run_argument
 @store_option
 def top_command(out: Output, run: str, store: str | None) -> None:
-    """Watch every rank live: state, round, metrics with their trend, heartbeat, last line; and of its last round, where
-    the time went: computing, the phases of the exchange, how much of it stood in the way, bytes and requests.
+    """Watch every rank live: state, round, metrics with their trend, heartbeat, last line; and of its last finished
+    round, where the time went: computing, the phases of the exchange, how much of it stood in the way, bytes, requests.
 
     q or Ctrl-C leaves, and the run goes on. Where there is no terminal, one snapshot is printed.
     """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from atoll.cli.app import command
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output
+from atoll.cli.render import rejections_text
 from atoll.cli.runs import find_place
 from atoll.errors import CorruptUpdate, MissingExtra, RoundError
 
@@ -50,4 +51,4 @@ def _text(report: Report) -> str:
     text = f"run {report.run_id}: {span} recomputed; {checked} compared"
     if report.trusted:
         text += f"; {report.trusted} more chunks taken as published, for their owners kept their own part"
-    return text
+    return "; ".join(filter(None, (text, rejections_text(report.rejected))))

@@ -1,0 +1,67 @@
+"""Whom a round waits for, what comes of it, and what a person can do, in words. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from atoll import durations
+from atoll.rounds.metrics import Waiting
+from atoll.status import ReplicaState, ReplicaStatus, RunStatus
+
+SILENT_S = 60.0
+"""A replica that has not been heard of for longer than this may be dead, whatever its backend says."""
+_LISTED = 8
+
+
+def waiting_text(waiting: Waiting | None, status: RunStatus, now: float) -> str:
+    """Such as `round 12 waits for rank 3 (failed)`; empty when nobody waits."""
+    if waiting is None:
+        return ""
+    told = sorted({text for replica in _missing(waiting, status) if (text := _trouble(replica, now))})
+    return f"{waiting} ({', '.join(told)})" if told else str(waiting)
+
+
+def outlook_text(waiting: Waiting | None, status: RunStatus, run_id: str, now: float) -> str:
+    """What happens next, and the commands that tell more or end it; empty when there is nothing to say."""
+    if waiting is None:
+        return ""
+    missing = _missing(waiting, status)
+    ended = [replica for replica in missing if replica.state.is_terminal]
+    run, ranks = shlex.quote(run_id), ",".join(str(replica.rank) for replica in (ended or missing)[:_LISTED])
+    why = f"`atoll logs {run} --rank {ranks}` " + (f"says why {_it(ended)} ended" if ended else "shows the last of it")
+    outlook = waiting.outlook
+    if outlook is None:
+        return why if ended else ""
+    left = durations.text(outlook.until - now) if outlook.until - now >= 1 else "a moment"
+    if outlook.goes_on:
+        return f"goes on without {_them(missing)} in {left}" + (f"; {why}" if ended else "")
+    if len(missing) - len(ended) < waiting.needed:
+        return f"{_are(ended)} over and needed: the round fails in {left}; {why}, `atoll cancel {run}` ends the run now"
+    return f"waits {left} more for {_them(missing)}, then the round fails; {why}"
+
+
+def _missing(waiting: Waiting, status: RunStatus) -> list[ReplicaStatus]:
+    return [status.replicas[rank] for rank in waiting.missing if rank < len(status.replicas)]
+
+
+def _trouble(replica: ReplicaStatus, now: float) -> str:
+    """Why it may not come, if that is to be seen."""
+    if replica.state is not ReplicaState.RUNNING:
+        return str(replica.state)
+    at = replica.progress.beat_at
+    return f"silent for {durations.text(now - at)}" if at is not None and now - at > SILENT_S else ""
+
+
+def _it(replicas: Sequence[ReplicaStatus]) -> str:
+    return "it" if len(replicas) == 1 else "they"
+
+
+def _them(replicas: Sequence[ReplicaStatus]) -> str:
+    return "it" if len(replicas) == 1 else "them"
+
+
+def _are(replicas: Sequence[ReplicaStatus]) -> str:
+    """Such as `rank 3 is` or `ranks 1, 3 are`."""
+    ranks = ", ".join(str(replica.rank) for replica in replicas[:_LISTED]) + (", …" if replicas[_LISTED:] else "")
+    return f"rank {ranks} is" if len(replicas) == 1 else f"ranks {ranks} are"
