@@ -16,8 +16,8 @@ from atoll.rounds.reduce import Coefficients
 
 TILE = 1 << 17
 """Values: few enough to stay in the caches until they are added, and enough for the interpreter not to be noticed."""
-_NEAR, _FAR = 1 << 15, 1 << 16
-"""What compiled code reads at a time: less if it need not wait for it."""
+_NEAR = 1 << 15
+"""What compiled code reads at a time if it need not wait for it."""
 
 
 class Room:
@@ -115,7 +115,7 @@ def _at_once(
     passes: Passes, parts: Sequence[Tiled], sources: list[Source], steps: list[Mixture], out: F32, result: Hash | None
 ) -> None:
     """Let compiled code get all there is by itself."""
-    tile = _FAR if any(source.kind == FROM_SOCKET for source in sources) else _NEAR
+    tile = TILE if any(source.kind == FROM_SOCKET for source in sources) else _NEAR
     given = (Source * len(sources))(*sources)
     failed = passes.read(given, steps, out, result, _rooms.values[: 3 * tile])
     if failed is not None:
