@@ -74,7 +74,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The settings that hold in `directory`. `flags` has dotted keys: `{"replicas": 4, "env.DEBUG": "1"}`."""
+    """The settings that hold in `directory`. `flags` has dotted keys: `{"replicas": 4, "env.DEBUG": "1"}`.
+
+    A flag that is None was not given; an argument that is None is an argument.
+    """
     environ = os.environ if environ is None else environ
     path = file or environ.get("ATOLL_CONFIG")
     found = read(Path(path)) if path else find(Path(directory or _here()).absolute())
@@ -88,7 +91,8 @@ def load(
         layers.update((s.key, s) for s in _chosen(profiles, profile, found))
     layers.update((s.key, s) for s in reader.environment(environ))
     _forget_arguments_of_another_entry(layers, (flags or {}).get("entry"))
-    layers.update((key, Setting(key, value, _flag(key))) for key, value in (flags or {}).items() if value is not None)
+    given = {key: value for key, value in (flags or {}).items() if value is not None or key.startswith("args.")}
+    layers.update((key, Setting(key, value, _flag(key))) for key, value in given.items())
     if reader.problems:
         raise InvalidSpec("configuration", reader.problems)
     place = found.place() if found else None

@@ -87,6 +87,19 @@ def test_arguments_come_from_a_file_then_json_then_single_ones(cli):
     assert cli("logs", done.data["run_id"]).stdout == "rank 0 step 0 arg\n"
 
 
+@pytest.mark.parametrize("words", [("--arg", "note=null"), ("--args-json", '{"note": null}')])
+def test_null_is_an_argument_like_any_other(cli, words):
+    done = cli("run", "job:ok", "--arg", "steps=1", *words, "--json")
+    assert done.code == 0
+    assert cli("logs", done.data["run_id"]).stdout == "rank 0 step 0 None\n"
+
+
+def test_null_for_a_number_is_refused(cli):
+    done = cli("run", "job:typed", "--arg", "lr=null")
+    assert done.code == 2
+    assert "wants a number, not null" in done.stderr
+
+
 def test_the_same_run_id_adopts_and_other_content_is_a_conflict(cli):
     words = ("run", "job:ok", "--run-id", "mine", "--json")
     first, again, other = cli(*words), cli(*words), cli(*words, "--arg", "steps=5")

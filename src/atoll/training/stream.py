@@ -68,9 +68,9 @@ def _alpha(alpha: float | None, delay: int, eager: bool) -> float:
 
 def _problems(inner_steps: int, fragments: int, delay: int | None, alpha: float | None, eager: bool) -> list[str]:
     if not _is_whole(inner_steps, 1):
-        return [f"inner_steps={inner_steps}: a whole number from 1"]
+        return [f"inner_steps={inner_steps!r}: a whole number from 1"]
     if not _is_whole(fragments, 1):
-        return [f"fragments={fragments}: a whole number from 1"]
+        return [f"fragments={fragments!r}: a whole number from 1"]
     found = []
     stride, rest = divmod(inner_steps, fragments)
     if rest or not stride:
