@@ -64,6 +64,8 @@ _HOMES = {
     "prepare": "atoll.run",
 }
 
+_BROUGHT_BY_TRAIN = ("numpy", "torch", "xxhash")
+
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 
@@ -72,7 +74,14 @@ def __getattr__(name: str) -> typing.Any:
         raise AttributeError(f"module `atoll` has no attribute `{name}`")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as exc:
+        if exc.name not in _BROUGHT_BY_TRAIN:
+            raise
+        from atoll.errors import MissingExtra
+
+        raise MissingExtra(exc.name, extra="train") from exc
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from atoll import installing
 from atoll.errors import MissingExtra
@@ -34,3 +38,11 @@ def test_a_copy_that_pip_installed_is_no_clone(tmp_path):
     assert installing.checkout(tmp_path / "src" / "atoll" / "installing.py") is None
     (tmp_path / "pyproject.toml").touch()
     assert installing.checkout(tmp_path / "src" / "atoll" / "installing.py") == tmp_path
+
+
+@pytest.mark.parametrize("package", ["numpy", "torch", "xxhash"])
+def test_a_name_that_needs_training_says_what_to_install(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import atoll; atoll.DiLoCo"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert f"MissingExtra: `{package}` is not installed" in done.stderr
