@@ -133,7 +133,7 @@ def test_an_unknown_profile_says_so(aws: FakeAws) -> None:
 
 def test_a_profile_without_boto3_names_the_extra(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(MissingExtra, match=r"atoll\[aws\]"):
+    with pytest.raises(MissingExtra, match=r"\[aws\]"):
         open_store(aws, "&profile=team").put("a", b"x")
 
 

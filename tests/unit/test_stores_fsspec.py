@@ -60,5 +60,5 @@ def test_what_cannot_be_opened_says_so(uri: str) -> None:
 def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(MissingExtra, match=r"atoll\[fsspec\]"):
+    with pytest.raises(MissingExtra, match=r"\[fsspec\]"):
         FsspecStore("memory://x")
