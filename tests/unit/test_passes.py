@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import signal
 import socket
 import struct
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -246,6 +249,10 @@ def test_what_cannot_be_read_says_why(passes: Passes, shelf: Shelf) -> None:
         )
 
 
+def _unread(end: socket.socket) -> int:
+    return int.from_bytes(fcntl.ioctl(end.fileno(), termios.FIONREAD, bytes(4)), "little")
+
+
 def test_after_a_signal_it_goes_on_where_it_was(passes: Passes) -> None:
     """Pieces come only after a signal each, so it has to wait in the middle of tiles, and of sources."""
     parts = [normal(5 * TILE + 7, seed) for seed in range(2)]
@@ -255,10 +262,17 @@ def test_after_a_signal_it_goes_on_where_it_was(passes: Passes) -> None:
     pairs = [socket.socketpair() for _ in parts]
     me = threading.get_ident()
 
+    def interrupt_waiting(end: socket.socket) -> None:
+        """Once all that was sent has been taken, so that it is waited for more."""
+        heard = len(seen)
+        while len(seen) == heard and _unread(end) == 0:
+            signal.pthread_kill(me, signal.SIGUSR1)
+            time.sleep(0.001)
+
     def send() -> None:
         for at in range(0, 4 * parts[0].size, 10_001):
-            for part, (_, theirs) in zip(parts, pairs, strict=True):
-                signal.pthread_kill(me, signal.SIGUSR1)
+            for part, (ours, theirs) in zip(parts, pairs, strict=True):
+                interrupt_waiting(ours)
                 theirs.sendall(part.data.cast("B")[at : at + 10_001])
 
     sender = threading.Thread(target=send)

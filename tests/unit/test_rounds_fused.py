@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll import _passes
 from atoll._time import SYSTEM_CLOCK
 from atoll.errors import CorruptUpdate, StoreUnavailable
 from atoll.rounds import fused
@@ -94,6 +95,20 @@ def test_parts_in_files_are_averaged_and_placed_to_the_same_bits(tmp_path: Path,
     fused.place(again, out)
     assert out.tobytes() == parts[1].tobytes()
     assert again.check == again.header["xxh3"]
+
+
+@pytest.mark.parametrize("recycle", [False, True])
+def test_a_payload_shorter_than_what_is_wanted_is_an_error(tmp_path: Path, recycle: bool) -> None:
+    """Compiled code would look behind it."""
+    store, values = FileStore(tmp_path, recycle=recycle), values_of(1 << 16)
+    store.put("a", seal_frame({"kind": "update"}, [values.data.cast("B")]))
+    short = Incoming(store.open("a"), SYSTEM_CLOCK, kind="update")
+    if (passes := _passes.current()) is not None:
+        short.hashed_by(passes)
+        assert short.source(values.size) is not None
+    assert short.source(values.size + 1) is None
+    with pytest.raises(StoreUnavailable, match="ended early"):
+        fused.place(short, np.empty(values.size + 1, np.float32))
 
 
 def test_a_file_that_was_cut_is_an_error_as_it_is_read(tmp_path: Path) -> None:

@@ -305,6 +305,27 @@ def test_errors_leave_no_connection_open(service: Service) -> None:
     assert _open_files() == before
 
 
+def test_what_compiled_code_reads_is_right_and_the_connection_is_used_again(service: Service) -> None:
+    np = pytest.importorskip("numpy")
+    from atoll._time import SYSTEM_CLOCK
+    from atoll.rounds import fused
+    from atoll.rounds.incoming import Incoming
+    from atoll.rounds.seal import seal_frame
+
+    store = CloudStore.from_uri(service.uri(service.new_place()))
+    values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
+    store.put("a", seal_frame({"kind": "mean"}, [values.data.cast("B")]))
+    seen: list[set[str]] = []
+    for _ in range(3):
+        incoming, out = Incoming(store.open("a"), SYSTEM_CLOCK, kind="mean"), np.empty_like(values)
+        fused.place(incoming, out)
+        incoming.close()
+        assert incoming.check == incoming.header["xxh3"]
+        assert np.array_equal(out, values)
+        seen.append(_sockets())
+    assert seen[1] - seen[0] == seen[2] - seen[0] == set()
+
+
 def test_a_store_that_is_dropped_closes_its_idle_connections(service: Service) -> None:
     uri = service.uri(service.new_place())
     CloudStore.from_uri(uri).put("a", DATA)
