@@ -4,6 +4,9 @@ All of it interleaved in one run; ratios are what counts. Every result is checke
 
     python benchmarks/exchange.py [--replicas 2,4,8] [--mib 64,256] [--repeat 5] [--only walls,memory,cpu,latency]
 
+Files, and what the server has, are in a tmpfs with large pages, mounted for this run only; that takes root. New files
+in a tmpfs as it comes, with pages of 4 KiB, have a row of their own.
+
 The rows over HTTP need nginx with Lua, on Debian: `apt-get install nginx-light libnginx-mod-http-ndk
 libnginx-mod-http-lua`. Without it they are left out.
 """
@@ -24,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from wire.distance import latency_rows  # noqa: E402
+from wire.pages import large_pages  # noqa: E402
 from wire.report import MARKDOWN_HEAD, Row, machine  # noqa: E402
 from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
 from wire.sockets import cpu_rows  # noqa: E402
@@ -38,6 +42,8 @@ class Asked:
     repeat: int
     only: list[str]
     folder: Path
+    plain: Path | None
+    """A folder without large pages, if the other one has them."""
     is_wired: bool
 
 
@@ -46,7 +52,7 @@ def walls(asked: Asked) -> Iterator[Row]:
     for replicas in asked.replicas:
         for mib in asked.mib:
             with _scratch(asked) as (folder, server):
-                yield from wall_rows(folder, server, replicas, mib, asked.repeat)
+                yield from wall_rows(folder, asked.plain, server, replicas, mib, asked.repeat)
 
 
 def memory(asked: Asked) -> Iterator[Row]:
@@ -113,8 +119,14 @@ def main() -> int:
         print(f"{missing}, so rows over HTTP are left out; to have them: {INSTALL}")
     print(machine(), flush=True)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=given.folder) as folder:
-        asked = Asked(given.replicas, given.mib, given.repeat, given.only, Path(folder), missing is None)
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=given.folder) as folder,
+        large_pages(large := Path(folder) / "large") as trouble,
+    ):
+        if trouble:
+            print(f"{trouble}, so files have the pages of {given.folder}", flush=True)
+        plain = Path(folder) if trouble is None else None
+        asked = Asked(given.replicas, given.mib, given.repeat, given.only, large, plain, missing is None)
         for name in given.only:
             for row in SECTIONS[name](asked):
                 rows.append(row)

@@ -52,6 +52,7 @@ def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):
     for kind in ("file, new files", "HTTP"):
         assert 1.0 <= found[f"{kind}: bytes up / S"]["value"] < 1.02  # two MiB are little next to the records
         assert 1.0 <= found[f"{kind}: bytes down / ideal"]["value"] < 1.02
+    assert ("file, new files, 4 KiB pages / gloo" in found) is not ("could not be mounted" in printed)
     counted, at_server = found["HTTP: bytes up / S"]["value"], found["HTTP: up / S at the server"]["value"]
     assert at_server == pytest.approx(counted, rel=0.01)
     assert list(tmp_path.iterdir()) == [tmp_path / "rows.json"]

@@ -37,6 +37,8 @@ class Seat:
     """Store addresses by the kind of server behind them."""
     tuning: dict[str, Any] = field(default_factory=dict)
     chunk: int | None = None
+    plain: Path | None = None
+    """The same without large pages."""
 
 
 class Arm(Protocol):
@@ -64,7 +66,7 @@ def can_recycle() -> bool:
 
 
 class Ours:
-    """A `RoundClient`, fp32, over the store that the kind names: file, recycled, wire, or slow."""
+    """A `RoundClient`, fp32, over the store that the kind names: file, small, recycled, wire, or slow."""
 
     is_sum = False
 
@@ -128,6 +130,9 @@ def store_of(kind: str, seat: Seat) -> Store:
     """Files need no fsync in memory; bodies are signed by TLS elsewhere, so plain HTTP here does not hash them."""
     if kind == "file":
         return FileStore(seat.scratch / "file", fsync=False)
+    if kind == "small":
+        assert seat.plain is not None
+        return FileStore(seat.plain / "small", fsync=False)
     if kind == "recycled":
         return FileStore(seat.scratch / "recycled", fsync=False, recycle=True)  # type: ignore[call-arg]
     os.environ.update(AWS_ACCESS_KEY_ID="wire", AWS_SECRET_ACCESS_KEY="wire")

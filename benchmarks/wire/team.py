@@ -68,6 +68,7 @@ class Plan:
     endpoints: dict[str, str] = field(default_factory=dict)
     tuning: dict[str, Any] = field(default_factory=dict)
     chunk: int | None = None
+    plain: Path | None = None
 
 
 class Team:
@@ -137,7 +138,7 @@ def _replica(rank: int, plan: Plan, barrier: Any, end: Connection) -> None:
 def _serve(rank: int, plan: Plan, barrier: Any, end: Connection) -> None:
     update, out = whole_numbers(plan.elements, rank), np.zeros(plan.elements, dtype=np.float32)
     out.fill(0.0)
-    seat = Seat(rank, plan.replicas, update, out, plan.scratch, plan.endpoints, plan.tuning, plan.chunk)
+    seat = Seat(rank, plan.replicas, update, out, plan.scratch, plan.endpoints, plan.tuning, plan.chunk, plan.plain)
     arms: dict[str, Arm] = {}
     rounds: dict[str, int] = {}
     try:

@@ -16,20 +16,28 @@ from wire.team import Plan, Round, Team, alternate
 
 AGAINST_GLOO: dict[str, tuple[float, float | None]] = {
     "file": (1.0, None),
+    "small": (1.0, None),
     "recycled": (0.7, 0.5),
     "wire": (3.0, 2.2),
 }
-NAMES = {"file": "file, new files", "recycled": "file, recycled files", "wire": "HTTP"}
+NAMES = {
+    "file": "file, new files",
+    "small": "file, new files, 4 KiB pages",
+    "recycled": "file, recycled files",
+    "wire": "HTTP",
+}
 NAIVE_WALL: dict[int, tuple[float, float]] = {2: (2.5, 3), 4: (2.5, 4), 8: (5, 8)}
 NAIVE_CPU = {2: 4.0, 4: 5.0, 8: 8.0}
 BYTES_MUST = 1.005
 
 
-def wall_rows(folder: Path, server: WireServer | None, replicas: int, mib: int, repeat: int) -> Iterator[Row]:
-    arms = _arms(server, replicas, mib)
+def wall_rows(
+    folder: Path, plain: Path | None, server: WireServer | None, replicas: int, mib: int, repeat: int
+) -> Iterator[Row]:
+    arms = _arms(plain, server, replicas, mib)
     endpoints = {"wire": server.uri("walls")} if server else {}
     # The naive exchange has processes of its own: ours tell the allocator things that would speed it up too.
-    plans = [Plan(replicas, mib << 18, tuple(a for a in arms if a != "naive"), folder, endpoints)]
+    plans = [Plan(replicas, mib << 18, tuple(a for a in arms if a != "naive"), folder, endpoints, plain=plain)]
     plans += [Plan(replicas, mib << 18, ("naive",), folder, endpoints)] if "naive" in arms else []
     with ExitStack() as stack:
         teams = [stack.enter_context(Team(plan)) for plan in plans]
@@ -39,7 +47,7 @@ def wall_rows(folder: Path, server: WireServer | None, replicas: int, mib: int, 
             server.traffic()
             seen["wire"].append(teams[0].round("wire"))
             at_server = server.traffic()
-    for kind in ("file", "recycled", "wire"):
+    for kind in AGAINST_GLOO:
         if kind in seen:
             must, aim = AGAINST_GLOO[kind]
             yield _against(f"{NAMES[kind]} / gloo", seen[kind], seen["gloo"], replicas, mib, must, aim)
@@ -52,8 +60,8 @@ def wall_rows(folder: Path, server: WireServer | None, replicas: int, mib: int, 
         yield from _server_rows(at_server, replicas, mib)
 
 
-def _arms(server: WireServer | None, replicas: int, mib: int) -> tuple[str, ...]:
-    arms = ["gloo", "file"]
+def _arms(plain: Path | None, server: WireServer | None, replicas: int, mib: int) -> tuple[str, ...]:
+    arms = ["gloo", "file", *(["small"] if plain else [])]
     if can_recycle():
         arms.append("recycled")
     if server:

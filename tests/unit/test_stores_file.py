@@ -169,6 +169,24 @@ def test_short_reads_and_writes_are_carried_on(tmp_path: Path, monkeypatch: pyte
     assert store.get("a.bin", start=2, length=7) == b"llo wor"
 
 
+def test_large_objects_are_written_in_slices_whatever_their_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writev, ends = os.writev, [0]
+
+    def watched(fd: int, parts: list[memoryview]) -> int:
+        ends.append(ends[-1] + writev(fd, parts))
+        return ends[-1] - ends[-2]
+
+    monkeypatch.setattr(os, "writev", watched)
+    parts = [b"head", os.urandom((5 << 20) - 7), b"", *(bytes([i % 251]) * 3000 for i in range(1000))]
+    store = FileStore(tmp_path, fsync=False)
+    store.put("a.bin", parts)
+    assert store.get("a.bin") == b"".join(parts)
+    slices = {end >> 20 for end in ends if not end % (1 << 20)}
+    assert slices == set(range(8))  # no write goes over a boundary, so that a page of that size can hold what it writes
+
+
 def test_every_write_is_forced_to_disk_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))

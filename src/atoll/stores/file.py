@@ -11,9 +11,10 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
@@ -32,6 +33,9 @@ _AFTER_REFUSAL_S = 60.0
 """How long no huge page is asked for where there was none: to look for one may take long."""
 _numbers = count()
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
+_SLICE = 1 << 20
+"""Written by one call: where large pages are allowed, the kernel takes some of this size. Of twice the size it might
+have none left but those that a virtual machine has given back to its host, and to get them again takes longer."""
 
 
 class FileStore:
@@ -241,13 +245,26 @@ def _path_in(uri: str) -> str:
 
 
 def _write(fd: int, parts: Sequence[memoryview]) -> None:
-    left = [part for part in parts if part]
+    left = deque(part for part in parts if part)
+    room = _SLICE
     while left:
-        written = os.writev(fd, left[:_MOST_PARTS])
+        written = os.writev(fd, _front(left, room))
+        room = room - written or _SLICE
         while left and written >= len(left[0]):
-            written -= len(left.pop(0))
+            written -= len(left.popleft())
         if written:
             left[0] = left[0][written:]
+
+
+def _front(parts: Iterable[memoryview], room: int) -> list[memoryview]:
+    """The first `room` bytes of these parts, or less if there are many of them."""
+    front: list[memoryview] = []
+    for part in islice(parts, _MOST_PARTS):
+        front.append(part[:room])
+        room -= len(front[-1])
+        if not room:
+            break
+    return front
 
 
 def _sweep(folder: str) -> None:
