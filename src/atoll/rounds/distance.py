@@ -11,7 +11,7 @@ NEAR_S = 0.0003
 """Small requests faster than this: the store is this machine's own."""
 CLOSE_S = 0.002
 """Small requests faster than this: the server is next door, and a request costs more in work than in waiting."""
-AT_ONCE_S = 0.0001
+AT_ONCE_S = 0.0002
 """Small requests faster than this: nobody answers them but our own processor, which copies when it has several."""
 
 _CONNECTIONS = ((NEAR_S, 4), (0.03, 16))
