@@ -5,6 +5,7 @@ Who has not does the same with numpy and xxhash, one thing after the other. ctyp
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from ctypes import (
     CDLL,
@@ -99,7 +100,8 @@ _FUNCTIONS: Functions = {
     "atoll_hash_end": (c_uint64, c_void_p),
     "atoll_copy": (None, c_void_p, c_int64, c_void_p),
     "atoll_place": (None, c_void_p, c_void_p, c_int64, c_void_p),
-    "atoll_look": (c_double, c_void_p, c_void_p, c_int64),
+    "atoll_look": (c_double, c_void_p, c_void_p, c_int64, c_void_p),
+    "atoll_pour": (c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, POINTER(c_double)),
     "atoll_mix": (
         None, POINTER(Mixture), c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int,
     ),
@@ -139,10 +141,22 @@ class Passes:
         """Copy values that have just been received to where nobody will look at them soon, and hash them."""
         self.library.atoll_place(hashed.address, data, 4 * out.size, room_of(out, np.float32))
 
-    def look(self, values: NDArray[np.float32], hashed: Hash) -> float:
-        """The sum of squares, as float32 has it: infinite where squares do not fit."""
-        squares: float = self.library.atoll_look(hashed.address, address_of(values, np.float32), values.size)
+    def look(self, values: NDArray[np.float32], hashed: Hash, copy: NDArray[np.uint8] | None = None) -> float:
+        """The sum of squares, as float32 has it: infinite where squares do not fit. Nobody looks at the copy soon."""
+        assert copy is None or copy.size == 4 * values.size
+        out = None if copy is None else room_of(copy, np.uint8)
+        squares: float = self.library.atoll_look(hashed.address, address_of(values, np.float32), values.size, out)
         return squares
+
+    def pour(self, values: NDArray[np.float32], hashed: Hash, file: int, at: int, step: int) -> float:
+        """Write values to a file from `at` on, in steps that end at multiples of `step`, and look at them before."""
+        squares = c_double()
+        failed = self.library.atoll_pour(
+            hashed.address, address_of(values, np.float32), values.size, file, at, step, byref(squares)
+        )
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        return squares.value
 
     def mix(self, how: Mixture, a: Place, b: Place, out: Place, count: int, *, is_done: bool) -> None:
         """Mix so many values of two places, and hash each that has a hash. `out` may be `a` if `a` has none."""

@@ -213,20 +213,45 @@ INLINE double squares_of(const float *values) {
     return total;
 }
 
-/* The sum of squares, and the hash. */
-API FAST double atoll_look(hash *h, const float *values, int64_t count) {
+/* The sum of squares, the hash, and a copy if there is a place for it. */
+API FAST double atoll_look(hash *h, const float *values, int64_t count, uint8_t *out) {
     const uint8_t *data = (const uint8_t *)values;
     int64_t bytes = 4 * count, kept = kept_of(bytes), at = 0;
+    int is_past = can_write_past(out);
     double total = 0;
     lanes l = resumed(h);
     for (; at < bytes - kept; at += BLOCK) {
         look_ahead(data + at);
         l = with_block(l, data + at);
         total += squares_of((const float *)(data + at));
+        if (out && is_past)
+            write_past(out + at, data + at);
+        else if (out)
+            memcpy(out + at, data + at, BLOCK);
     }
+    _mm_sfence();
+    if (out) memcpy(out + at, data + at, (size_t)kept);
     suspend(h, l, data, bytes, kept);
     for (int64_t i = at / 4; i < count; i++) total += (double)values[i] * (double)values[i];
     return total;
+}
+
+/* All of it to the file from `at` on, in steps that end at multiples of `step`, each looked at first. The system's number
+   for what went wrong, or 0. */
+API FAST int64_t atoll_pour(hash *h, const float *values, int64_t count, int64_t file, int64_t at, int64_t step,
+                            double *squares) {
+    for (int64_t done = 0, stop = 0; done < 4 * count;) {
+        const uint8_t *data = (const uint8_t *)values;
+        if (done == stop) {
+            stop = done + step - (at + done) % step;
+            if (stop > 4 * count) stop = 4 * count;
+            *squares += atoll_look(h, values + done / 4, (stop - done) / 4, NULL);
+        }
+        int64_t some = pwrite((int)file, data + done, (size_t)(stop - done), at + done);
+        if (some < 0 && errno != EINTR) return errno;
+        if (some > 0) done += some;
+    }
+    return 0;
 }
 
 /* How two arrays become one: (a * of_a + b * of_b) / divisor, or * scale if that is the same. */

@@ -12,7 +12,7 @@ import broken_bodies as bodies
 import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, StoreError, StoreUnavailable
-from atoll.stores.base import Buffer, Data, Store, check_key
+from atoll.stores.base import Buffer, Data, Store, Unsealed, check_key
 from atoll.stores.file import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
@@ -30,6 +30,17 @@ class DropsTheLastByte(MemoryStore):
 class WritesTheFirstBuffer(MemoryStore):
     def put(self, key: str, data: Data) -> None:
         super().put(key, data[0])  # type: ignore[arg-type]
+
+
+class AsksForTheFrontTooEarly(MemoryStore):
+    """Sees the first half of a payload, and then the front."""
+
+    def put(self, key: str, data: Data) -> None:
+        assert isinstance(data, Unsealed)
+        data.look(0, len(data.payload) // 2 + 1)
+        super().put(key, [data.front(), data.payload])
+
+    create = put
 
 
 class KeepsTheCallersBuffer(MemoryStore):
@@ -233,6 +244,7 @@ def _unavailable_without_cause() -> Store:
 IN_MEMORY: list[tuple[Callable[[], Store], Callable[[Store], None]]] = [
     (DropsTheLastByte, lambda s: CLAUSE.test_s1_bytes_come_back(s, 8 * 1024 * 1024 + 1)),
     (WritesTheFirstBuffer, CLAUSE.test_s1_several_buffers_become_one_object),
+    (AsksForTheFrontTooEarly, lambda s: CLAUSE.test_s1_a_front_that_is_known_last_comes_first(s, 700_001)),
     (KeepsTheCallersBuffer, CLAUSE.test_s1_an_object_does_not_change_with_the_buffer_it_came_from),
     (ForgetsWhichKey, CLAUSE.test_s2_a_missing_key_names_itself),
     (WritesInTwoSteps, CLAUSE.test_s3_a_reader_sees_old_or_new),

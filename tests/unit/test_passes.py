@@ -67,6 +67,37 @@ def test_the_hash_is_xxh3_however_the_values_come(passes: Passes, size: int, pie
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shift", [0, 1, 32])
+def test_a_copy_is_made_while_looking(passes: Passes, size: int, shift: int) -> None:
+    values, hashed, copy = normal(size), Hash(passes), np.full(4 * size + shift + 8, 0xAB, np.uint8)
+    passes.look(values, hashed, copy[shift : shift + 4 * size])
+    assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
+    assert copy[shift : shift + 4 * size].tobytes() == values.tobytes()
+    assert set(copy[:shift]) | set(copy[shift + 4 * size :]) == {0xAB}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("at", "step"), [(1024, 1 << 18), (0, 2048), (3072, 4096)])
+def test_values_are_looked_at_and_written_to_their_place(
+    passes: Passes, size: int, at: int, step: int, tmp_path: Path
+) -> None:
+    values, hashed = normal(size), Hash(passes)
+    (tmp_path / "file").write_bytes(b"x" * at)
+    with open(tmp_path / "file", "r+b") as file:
+        squares = passes.pour(values, hashed, file.fileno(), at, step)
+    assert (tmp_path / "file").read_bytes() == b"x" * at + values.tobytes()
+    assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
+    assert squares == pytest.approx(float(np.square(values, dtype=np.float64).sum()), rel=1e-4)
+
+
+def test_what_cannot_be_written_is_an_error_of_the_system(passes: Passes, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with open(tmp_path / "file", "rb") as file, pytest.raises(OSError, match="descriptor") as caught:
+        passes.pour(normal(1000), Hash(passes), file.fileno(), 0, 1 << 18)
+    assert caught.value.errno == errno.EBADF
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 1, 3])
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 8])
 def test_a_mixture_is_rounded_as_numpy_rounds_it(passes: Passes, size: int, shift: int, divisor: int) -> None:

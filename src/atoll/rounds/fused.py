@@ -24,7 +24,7 @@ from atoll.stores.base import Buffer
 
 TILE = 1 << 17
 """Elements: small enough for the caches, large enough for the interpreter not to be noticed."""
-_LEAST = 1 << 12
+LEAST_COMPILED = 1 << 12
 """Fewer values are not worth a call to compiled code, and the shortest have another hash there."""
 _ROW = 4096
 """Values summed up in float32 before the sum goes on in float64: short enough to keep four digits of a norm."""
@@ -33,9 +33,9 @@ _ROW = 4096
 def squares_and_check(values: F32) -> tuple[float, str]:
     """The sum of squares of the values, and the XXH3-64 of their bytes."""
     passes = _passes.current()
-    if passes is not None and values.size >= _LEAST:
+    if passes is not None and values.size >= LEAST_COMPILED:
         hashed = Hash(passes)
-        return _sound(passes.look(values, hashed), values), hashed.hexdigest()
+        return sound(passes.look(values, hashed), values), hashed.hexdigest()
     state, total, raw = xxhash.xxh3_64(), 0.0, as_bytes(values)
     for start in range(0, values.size, TILE):
         state.update(raw[4 * start : 4 * (start + TILE)])
@@ -102,7 +102,7 @@ class Averaged:
 def place(payload: Hashed, out: F32) -> None:
     """Read a whole payload of `fp32` to where its values belong; its `check` is known then."""
     passes = _passes.current()
-    if passes is not None and out.size >= _LEAST and (hashed := payload.hashed_by(passes)) is not None:
+    if passes is not None and out.size >= LEAST_COMPILED and (hashed := payload.hashed_by(passes)) is not None:
         mixed.place(passes, payload, hashed, out)
         return
     for start in range(0, out.size, TILE):
@@ -127,7 +127,7 @@ def average_and_check(
             result.update(as_bytes(tile))
         is_good = is_good and (is_surely_finite or math.isfinite(sum_of_squares(tile)))
 
-    if passes is not None and len(parts) > 1 and out.size >= _LEAST:
+    if passes is not None and len(parts) > 1 and out.size >= LEAST_COMPILED:
         result = Hash(passes) if is_hashed else None
         mixed.mean(passes, parts, coefficients, out, result, None if is_surely_finite else done)
     else:
@@ -150,10 +150,10 @@ def sum_of_squares(values: F32) -> float:
             total += float(_rows_dot(values[:split].reshape(-1, _ROW)).sum(dtype=np.float64))
         if split < values.size:
             total += float(np.einsum("i,i->", values[split:], values[split:]))
-    return _sound(total, values)
+    return sound(total, values)
 
 
-def _sound(total: float, values: F32) -> float:
+def sound(total: float, values: F32) -> float:
     """A sum of squares, once more in float64 if squares of large or small values did not fit in float32."""
     if math.isfinite(total) and total >= 1e-30:
         return total

@@ -7,6 +7,7 @@ earlier ones belong to incarnations that are over.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
@@ -21,10 +22,14 @@ from atoll.rounds.codec import F32, codec
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
+from atoll.rounds.outgoing import NotFinite, Outgoing
 from atoll.rounds.records import Rejection
 from atoll.rounds.seal import checksum
 from atoll.rounds.vectors import Source
 from atoll.stores.base import Buffer
+
+_LARGE = 1 << 20
+"""Bytes from which on reading memory once is worth a header of a whole KiB."""
 
 
 class Seen(NamedTuple):
@@ -91,6 +96,9 @@ def _write_chunk(
     began = member.io.clock.monotonic()
     grid, how = member.grid(draft.fragment), codec(draft.codec)
     values = np.ascontiguousarray(source.read(*grid.span(chunk)), dtype=np.float32)
+    if how.name == "fp32" and is_written and values.nbytes >= _LARGE:
+        yield from _write_as_seen(member, draft, chunk, values, seen)
+        return []
     square, check = fused.squares_and_check(values) if how.name == "fp32" else (fused.sum_of_squares(values), "")
     # No value is larger than the norm, so most of the time the norm says that all of them are within bounds.
     if not square < how.largest**2 and not is_within(values, how.largest):
@@ -103,13 +111,25 @@ def _write_chunk(
     return parts if is_kept else []
 
 
+def _write_as_seen(member: Member, draft: Offer, chunk: int, values: F32, seen: dict[int, Seen]) -> Steps[None]:
+    """Write a chunk whose payload is its values, and look at them on the way."""
+    outgoing = Outgoing(update_header(draft, member.grid(draft.fragment), chunk), values)
+    with suppress(NotFinite):
+        yield from member.io.put(_key(member, draft, chunk), outgoing)
+        seen[chunk] = Seen(outgoing.check, outgoing.norm)
+
+
 def put_chunk(
     member: Member, offer: Offer, chunk: int, parts: list[Buffer], check: str | None, norm: float
 ) -> Steps[None]:
     """Write one chunk of our update; `check` is its checksum if that is known, `norm` the L2 of its values."""
     header = update_header(offer, member.grid(offer.fragment), chunk) | {"norm": norm}
     sealed = seal_chunk(header, parts, check=check)
-    yield from member.io.put(member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk), sealed)
+    yield from member.io.put(_key(member, offer, chunk), sealed)
+
+
+def _key(member: Member, offer: Offer, chunk: int) -> str:
+    return member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
 
 
 def is_within(values: F32, largest: float) -> bool:

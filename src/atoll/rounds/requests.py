@@ -13,7 +13,7 @@ from atoll._time import Clock, backoff
 from atoll.errors import CorruptUpdate, KeyExists, KeyNotFound, StoreUnavailable
 from atoll.rounds.ops import Create, Delete, Get, List, Open, Put, Request, Sleep, Steps
 from atoll.rounds.timeline import Timeline
-from atoll.stores.base import Body, Buffer, Data, pieces
+from atoll.stores.base import Body, Buffer, Data, size_of
 
 T = TypeVar("T")
 
@@ -180,4 +180,4 @@ class Requests:
 
     def _count_up(self, data: Data) -> None:
         with self._lock:
-            self.counters.bytes_up += sum(part.nbytes for part in pieces(data))
+            self.counters.bytes_up += size_of(data)

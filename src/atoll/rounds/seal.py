@@ -85,13 +85,19 @@ def seal_frame(
 ) -> list[memoryview]:
     """A frame as buffers to be written as one object; the payload is not copied. `check`: its checksum, if known."""
     parts = [part for part in pieces(list(payload)) if len(part)]
-    text = canonical({**header, "xxh3": check or checksum(*parts)})
-    text += b" " * (-(PREAMBLE_BYTES + len(text)) % ALIGNMENT)
+    front = seal_front({**header, "xxh3": check or checksum(*parts)}, sum(map(len, parts)))
+    return [memoryview(front), *parts]
+
+
+def seal_front(header: Mapping[str, Any], payload_bytes: int, *, alignment: int = ALIGNMENT) -> bytes:
+    """What is before the payload, whose checksum is in the header. Spaces fill it up to a multiple of `alignment`."""
+    text = canonical(header)
+    text += b" " * (-(PREAMBLE_BYTES + len(text)) % alignment)
     if len(text) > MAX_HEADER_BYTES:
         raise InternalError(f"a header of {len(text)} bytes is over the limit of {MAX_HEADER_BYTES}")
-    front = _PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0, sum(map(len, parts)), 0)[:_CHECKED_BYTES]
+    front = _PREAMBLE.pack(MAGIC, VERSION, 0, len(text), 0, payload_bytes, 0)[:_CHECKED_BYTES]
     seal = xxhash.xxh3_64_intdigest(front + text)
-    return [memoryview(front + struct.pack("<Q", seal) + text), *parts]
+    return front + struct.pack("<Q", seal) + text
 
 
 @dataclass(frozen=True)

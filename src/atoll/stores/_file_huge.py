@@ -15,14 +15,22 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_WRITE
+from typing import TypeAlias
+
+from atoll.stores.base import Buffer, Unsealed, size_of
 
 HUGE = 2 << 20
+SLICE = 1 << 18
+"""Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly
+faster, and may be had only of memory that a virtual machine has given back to its host, which takes many times as
+long."""
 _WINDOW = 4 * HUGE
 """Mapped at once: more is not faster, and would show in the memory of the process."""
 
 _MAP_FIXED, _MADV_COLLAPSE = 0x10, 25
 _IS_HUGE = stat.S_ISVTX
 """A mark that files of deleted objects keep, and that means nothing else on Linux."""
+Given: TypeAlias = Sequence[memoryview] | Unsealed
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -31,12 +39,12 @@ def is_huge(found: os.stat_result) -> bool:
     return bool(found.st_mode & _IS_HUGE) and found.st_blocks * 512 >= found.st_size
 
 
-def write(fd: int, parts: Sequence[memoryview]) -> bool:
+def write(fd: int, data: Given) -> bool:
     """Fill a new file, or one of as many bytes; False if that has to be done another way, whatever was done so far.
 
     The file is open for reading and writing, and nobody else's.
     """
-    found, size = os.fstat(fd), sum(map(len, parts))
+    found, size = os.fstat(fd), size_of(data)
     whole = size - size % HUGE
     if _libc() is None or found.st_size not in (0, size):
         return False
@@ -49,11 +57,28 @@ def write(fd: int, parts: Sequence[memoryview]) -> bool:
         for start in range(0, whole, _WINDOW):
             stop = min(start + _WINDOW, whole)
             with _mapped(fd, start, stop) as address:
-                _fill(address, _between(parts, start, stop))
+                _fill(address, data, start, stop)
     except OSError:
         return False
-    rest = b"".join(_between(parts, whole, size))
-    return os.pwrite(fd, rest, whole) == len(rest)
+    if isinstance(data, Unsealed):
+        write_from(fd, data, max(whole - data.front_bytes, 0))
+    else:
+        _write_at(fd, b"".join(_between(data, whole, size)), whole)
+    return True
+
+
+def write_from(fd: int, data: Unsealed, start: int) -> None:
+    """Write what is left of a payload, and the front."""
+    if start < len(data.payload):
+        data.pour(fd, start, len(data.payload), SLICE)
+    _write_at(fd, data.front(), 0)
+
+
+def _write_at(fd: int, data: Buffer, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(fd, left, at)
+        left, at = left[written:], at + written
 
 
 def _make(fd: int, size: int) -> None:
@@ -86,7 +111,17 @@ def _mapped(fd: int, start: int, stop: int) -> Iterator[int]:
         libc.munmap(reserved, length + HUGE)
 
 
-def _fill(address: int, parts: Iterator[memoryview]) -> None:
+def _fill(address: int, data: Given, start: int, stop: int) -> None:
+    """Put these bytes of the file there; of what is unsealed, not the front."""
+    if isinstance(data, Unsealed):
+        first = max(start, data.front_bytes)
+        room = memoryview((ctypes.c_ubyte * (stop - first)).from_address(address + first - start)).cast("B")
+        data.look(first - data.front_bytes, stop - data.front_bytes, room)
+    else:
+        _copy(address, _between(data, start, stop))
+
+
+def _copy(address: int, parts: Iterator[memoryview]) -> None:
     import numpy as np  # here: most who open a folder need neither them nor us
 
     from atoll import _passes

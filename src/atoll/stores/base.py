@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,46 @@ from typing import NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
 from atoll.errors import BadKey, StoreUnavailable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Data: TypeAlias = Buffer | Sequence[Buffer]
+
+
+class Unsealed(ABC):
+    """A front and a payload, to be written one after the other; what the front says is known when the payload was seen.
+
+    A store that can write in any order looks at the payload while it writes it, and the bytes are fetched from memory
+    once. For any other this is two buffers.
+    """
+
+    front_bytes: int
+    """A multiple of 1 KiB."""
+    payload: memoryview
+
+    @abstractmethod
+    def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
+        """See these bytes of the payload, and copy them to `room` if there is one. From 0 on, in steps of whole KiB."""
+
+    def pour(self, fd: int, start: int, stop: int, step: int) -> None:
+        """See these bytes, and write them to their place in a file, in steps that end at multiples of `step`."""
+        while start < stop:
+            some = self.payload[start : min(stop, start + step - (self.front_bytes + start) % step)]
+            self.look(start, start + len(some))
+            while some:
+                written = os.pwrite(fd, some, self.front_bytes + start)
+                some, start = some[written:], start + written
+
+    @abstractmethod
+    def front(self) -> Buffer:
+        """The first bytes; all of the payload is seen now if it was not."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.front_bytes + len(self.payload)
+
+    def __iter__(self) -> Iterator[Buffer]:
+        yield self.front()
+        yield self.payload
+
+
+Data: TypeAlias = Buffer | Sequence[Buffer] | Unsealed
 """What `put` and `create` take: one buffer, or several that become one object without being joined first."""
 
 _MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 with our prefix in front
@@ -190,6 +230,11 @@ def check_range(start: int, length: int | None) -> None:
     """Raise `ValueError` for a range that counts backwards. (S13)"""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"a range has no negative numbers: start={start}, length={length}")
+
+
+def size_of(data: Data) -> int:
+    """How many bytes that is."""
+    return data.nbytes if isinstance(data, Unsealed) else sum(map(len, pieces(data)))
 
 
 def pieces(data: Data) -> list[memoryview]:

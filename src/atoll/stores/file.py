@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
@@ -22,10 +22,11 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 from atoll.errors import ConfigError, KeyExists, KeyNotFound
 from atoll.stores import _file_huge
 from atoll.stores._file_errors import file_errors
+from atoll.stores._file_huge import SLICE, Given
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
 from atoll.stores._file_reading import FileBody, file_system, is_local, read
 from atoll.stores._file_spares import SPARE_FOLDER, Spares
-from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
+from atoll.stores.base import Buffer, Data, Unsealed, check_key, check_prefix, check_range, pieces, size_of
 
 _LEFTOVER_AGE_S = 24 * 3600.0
 _DEFAULTS = {"fsync": True, "recycle": False}
@@ -33,10 +34,6 @@ _AFTER_REFUSAL_S = 60.0
 """How long no huge page is asked for where there was none: to look for one may take long."""
 _numbers = count()
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
-_SLICE = 1 << 18
-"""Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly
-faster, and may be had only of memory that a virtual machine has given back to its host, which takes many times as
-long."""
 
 
 class FileStore:
@@ -89,15 +86,15 @@ class FileStore:
         return FileBody(self._open(key), self.uri, key, may_be_huge=self._file_system() == "tmpfs")
 
     def put(self, key: str, data: Data) -> None:
-        path, parts = self._path(key), pieces(data)
-        with file_errors("write", self.uri, key), self._written(parts) as temp:
+        path, given = self._path(key), _given(data)
+        with file_errors("write", self.uri, key), self._written(given) as temp:
             folder = self._make_folder(os.path.dirname(path))
             os.replace(temp, path)
             self._sync_folder(folder)
 
     def create(self, key: str, data: Data) -> None:
-        path, parts = self._path(key), pieces(data)
-        with file_errors("create", self.uri, key), self._written(parts) as temp:
+        path, given = self._path(key), _given(data)
+        with file_errors("create", self.uri, key), self._written(given) as temp:
             folder = self._make_folder(os.path.dirname(path))
             try:
                 os.link(temp, path)
@@ -139,15 +136,15 @@ class FileStore:
         return path_of(self._root, check_key(key), is_folder=False)
 
     @contextmanager
-    def _written(self, parts: Sequence[memoryview]) -> Iterator[str]:
+    def _written(self, data: Given) -> Iterator[str]:
         """A file of our own with these bytes, safely on disk; gone afterwards unless it was renamed."""
         temp = self._new_temp()
-        is_spare = self._spares is not None and self._spares.take(sum(map(len, parts)), temp)
+        is_spare = self._spares is not None and self._spares.take(size_of(data), temp)
         try:
             fd = os.open(temp, os.O_RDWR | os.O_CLOEXEC | (0 if is_spare else os.O_CREAT | os.O_EXCL), 0o666)
             try:
-                if not (self.recycles and self._write_huge(fd, parts)):
-                    _write(fd, parts)
+                if not (self.recycles and self._write_huge(fd, data)):
+                    _write(fd, data)
                 if self._fsync:
                     os.fsync(fd)
             finally:
@@ -161,13 +158,13 @@ class FileStore:
             with suppress(OSError):
                 os.unlink(temp)
 
-    def _write_huge(self, fd: int, parts: Sequence[memoryview]) -> bool:
+    def _write_huge(self, fd: int, data: Given) -> bool:
         """Write a large file of a tmpfs in the fastest way; False if it has to be written as any other."""
-        if sum(map(len, parts)) < _file_huge.HUGE or self._file_system() != "tmpfs":
+        if size_of(data) < _file_huge.HUGE or self._file_system() != "tmpfs":
             return False
         if time.monotonic() < self._small_until:
             return False
-        is_done = _file_huge.write(fd, parts)
+        is_done = _file_huge.write(fd, data)
         if not is_done:
             self._small_until = time.monotonic() + _AFTER_REFUSAL_S
         return is_done
@@ -245,12 +242,19 @@ def _path_in(uri: str) -> str:
     return os.fsdecode(unquote_to_bytes(uri.split("://", 1)[1].removeprefix("localhost")))
 
 
-def _write(fd: int, parts: Sequence[memoryview]) -> None:
-    left = deque(part for part in parts if part)
-    room = _SLICE
+def _given(data: Data) -> Given:
+    return data if isinstance(data, Unsealed) else pieces(data)
+
+
+def _write(fd: int, data: Given) -> None:
+    if isinstance(data, Unsealed):
+        _file_huge.write_from(fd, data, 0)
+        return
+    left = deque(part for part in data if part)
+    room = SLICE
     while left:
         written = os.writev(fd, _front(left, room))
-        room = room - written or _SLICE
+        room = room - written or SLICE
         while left and written >= len(left[0]):
             written -= len(left.popleft())
         if written:

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from atoll._time import Clock
 from atoll.errors import StoreError, StoreUnavailable
-from atoll.stores.base import Buffer, Data, Store, pieces
+from atoll.stores.base import Buffer, Data, Store, size_of
 
 Verb: TypeAlias = Literal["get", "put", "create", "list", "delete", "*"]
 
@@ -154,12 +154,12 @@ class FaultyStore:
 
     def put(self, key: str, data: Data) -> None:
         with self._request("put", key):
-            self._count(self.traffic.bytes_up, "put", _size(data))
+            self._count(self.traffic.bytes_up, "put", size_of(data))
             self.inner.put(key, data)
 
     def create(self, key: str, data: Data) -> None:
         with self._request("create", key):
-            self._count(self.traffic.bytes_up, "create", _size(data))
+            self._count(self.traffic.bytes_up, "create", size_of(data))
             self.inner.create(key, data)
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -211,7 +211,3 @@ def _flipped(data: bytes, bit: int) -> bytes:
     spoiled = bytearray(data)
     spoiled[bit // 8 % len(data)] ^= 1 << bit % 8
     return bytes(spoiled)
-
-
-def _size(data: Data) -> int:
-    return sum(part.nbytes for part in pieces(data))

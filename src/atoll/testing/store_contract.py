@@ -23,7 +23,7 @@ from atoll.registry import open_store
 from atoll.stores.base import Store, open_body
 from atoll.testing._elsewhere import race_of_processes, read_elsewhere, write_elsewhere
 from atoll.testing._unpickling import BOMB, unpickling_forbidden
-from atoll.testing.store_contract_bodies import BIG, BodyClauses, pattern
+from atoll.testing.store_contract_bodies import BIG, BodyClauses, Counted, pattern
 
 NewStore: TypeAlias = Callable[[str], Store]
 
@@ -87,6 +87,13 @@ class StoreContract(BodyClauses):
         store.put("put.bin", parts)
         store.create("created.bin", parts)
         assert bytes(store.get("put.bin")) == bytes(store.get("created.bin")) == b"head-body" + bytes(8)
+
+    @pytest.mark.parametrize("size", [0, 1, 700_001, 5 << 20])
+    def test_s1_a_front_that_is_known_last_comes_first(self, store: Store, size: int) -> None:
+        payload = pattern(size)
+        for write in (store.create, store.put):
+            write("a.bin", Counted(payload))
+            assert bytes(store.get("a.bin")) == f"{size:>1024}".encode() + payload
 
     def test_s1_an_object_does_not_change_with_the_buffer_it_came_from(self, store: Store) -> None:
         buffer = bytearray(b"before")

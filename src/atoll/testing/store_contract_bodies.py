@@ -10,7 +10,7 @@ from itertools import cycle
 import pytest
 
 from atoll.errors import BadKey, KeyNotFound, StoreUnavailable
-from atoll.stores.base import Body, Store, open_body, recycles
+from atoll.stores.base import Body, Buffer, Store, Unsealed, open_body, recycles
 
 BIG = 8 * 1024 * 1024 + 1
 _MIDDLE = 3_000_001  # more than a socket's buffers hold, so that most of it is still on its way when it is opened
@@ -146,3 +146,23 @@ def _rest_or_nothing(body: Body, read: int, old: bytes) -> bytes | None:
         return read_unevenly(body, read)
     except StoreUnavailable:
         return None
+
+
+class Counted(Unsealed):
+    """A payload after a front that says how many of its bytes were seen."""
+
+    front_bytes = 1024
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = memoryview(payload)
+        self._seen = 0
+
+    def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
+        self._seen = stop if start in (0, self._seen) else -1
+        if room is not None:
+            room[:] = self.payload[start:stop]
+
+    def front(self) -> Buffer:
+        if self._seen == 0:
+            self.look(0, len(self.payload))
+        return f"{self._seen:>{self.front_bytes}}".encode()
