@@ -1,4 +1,4 @@
-"""What is found in the user's source before anything starts: arguments of the wrong type."""
+"""What is found in the user's source before anything starts: names that are not there, arguments that do not fit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from atoll.spec import Task
 SOURCE = """
 from __future__ import annotations
 import typing
+from lib.inner import elsewhere
 from typing import Optional, Union
 
 def train(
@@ -26,6 +27,12 @@ def train(
     pass
 
 def anything(ctx, *, lr: float, **rest: int):
+    pass
+
+def few(ctx, steps=1, *, lr=1e-3):
+    pass
+
+def none(ctx):
     pass
 
 @decorated
@@ -42,6 +49,42 @@ def root(tmp_path: Path) -> str:
 
 def check(root: str, function: str = "train", **args: Any) -> None:
     entry_check.check(Task(f"job:{function}", args), root)
+
+
+def refusal(root: str, entry: str, **args: Any) -> str:
+    with pytest.raises(InvalidSpec) as caught:
+        entry_check.check(Task(entry, args), root)
+    return caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("jbo:train", "there is no module `jbo` in `{root}`, did you mean `job`?"),
+        ("lbi.inner:train", "there is no module `lbi.inner` in `{root}`, did you mean `lib`?"),
+        ("lib.iner:train", "there is no module `lib.iner` in `{root}`, did you mean `lib.inner`?"),
+        ("lib.inner.deep:train", "there is no module `lib.inner.deep` in `{root}`"),
+        ("pycache:train", "there is no module `pycache` in `{root}`"),
+        ("quite_another:train", "there is no module `quite_another` in `{root}`"),
+        ("jbo.py", "there is no file `{root}/jbo.py`, did you mean `job.py`?"),
+        ("lib/iner.py:train", "there is no file `{root}/lib/iner.py`, did you mean `inner.py`?"),
+        ("nowhere/job.py:train", "there is no file `{root}/nowhere/job.py`"),
+        ("job:tarin", "no function `tarin` there, did you mean `train`?"),
+        ("job:elswhere", "no function `elswhere` there, did you mean `elsewhere`?"),
+        ("job:annotation", "no function `annotation` there"),
+    ],
+)
+def test_a_misspelt_entry_point_says_which_one_may_be_meant(root, entry, words):
+    (Path(root) / "lib").mkdir()
+    (Path(root) / "lib" / "inner.py").touch()
+    (Path(root) / "__pycache__").mkdir()
+    assert refusal(root, entry) == f"entry=`{entry}`: {words.format(root=root)}"
+
+
+def test_a_misspelt_argument_says_which_one_may_be_meant_or_which_there_are(root):
+    assert refusal(root, "job:train", stepz=1).endswith("`train` takes no argument `stepz`, did you mean `steps`?")
+    assert refusal(root, "job:few", epochs=1).endswith("`few` takes no argument `epochs`; it takes `lr`, `steps`")
+    assert refusal(root, "job:none", epochs=1).endswith("`none` takes no argument `epochs`; it takes none")
 
 
 @pytest.mark.parametrize(
