@@ -17,6 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from the groups named for it, and from its own group.
 FOUNDATION = {
+    "arguments",
     "errors",
     "extras",
     "failures",

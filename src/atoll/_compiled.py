@@ -25,12 +25,18 @@ class NotUsable(Exception):
     """Why a library is done without."""
 
 
+class NotBuilt(NotUsable):
+    """There is none that fits this machine and this source: installing Atoll again may bring one."""
+
+
 def opened(library: Path, source: Path, functions: Functions) -> CDLL:
     """The library with these functions, or `NotUsable`."""
     if os.environ.get("ATOLL_PURE", "") not in ("", "0"):
         raise NotUsable("ATOLL_PURE is set")
     if sys.byteorder != "little":
         raise NotUsable("the library is for little-endian machines")
+    if not library.is_file():
+        raise NotBuilt(f"there is no {library.name}: no C compiler built it when Atoll was installed")
     try:
         wanted = hashlib.sha256(source.read_bytes()).hexdigest()
         found = ctypes.CDLL(str(library))
@@ -38,9 +44,9 @@ def opened(library: Path, source: Path, functions: Functions) -> CDLL:
             function = getattr(found, name)
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as exc:
-        raise NotUsable(f"{library.name}: {exc}") from exc
+        raise NotBuilt(f"{library.name} does not load here: {exc}") from exc
     if found.atoll_source().decode(errors="replace") != wanted:
-        raise NotUsable(f"{library.name} was built from another {source.name}")
+        raise NotBuilt(f"{library.name} was built from another {source.name}")
     return found
 
 

@@ -10,6 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from atoll.entry import Entry
+from atoll.entry_nearby import module_meant, script_meant
 from atoll.entry_types import type_problem
 from atoll.errors import InvalidSpec, did_you_mean
 from atoll.spec import Task
@@ -20,9 +21,10 @@ def check(task: Task, root: str) -> None:
     entry = Entry.parse(task.entry)
     path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", root)
     if path is None:
-        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`"])
+        meant = module_meant(entry.module or "", root)
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`{meant}"])
     if not os.path.isfile(path):
-        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`"])
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`{script_meant(path)}"])
     if entry.function is None or not path.endswith(".py"):
         return
     try:
@@ -65,7 +67,13 @@ def _problems(tree: ast.Module, function: str, task: Task) -> Iterator[str]:
     if function in defined:
         yield from _argument_problems(defined[function], task)
     elif not _may_define(tree, function):
-        yield f"no function `{function}` there{did_you_mean(function, list(defined))}"
+        yield f"no function `{function}` there{did_you_mean(function, [*defined, *_imported(tree)])}"
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The names that other modules gave this one: a function may be among them."""
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def _may_define(tree: ast.Module, name: str) -> bool:
@@ -94,7 +102,7 @@ def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
     if spec.kwarg is None:
         for name in task.args:
             if name not in accepted:
-                yield f"`{function.name}` takes no argument `{name}`{did_you_mean(name, sorted(accepted))}"
+                yield f"`{function.name}` takes no argument `{name}`{_meant(name, accepted)}"
     defaults = _defaults(spec)
     for name in sorted(accepted - set(defaults) - set(task.args)):
         yield f"`{function.name}` needs an argument `{name}`"
@@ -103,6 +111,12 @@ def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
             problem = type_problem(parameter, defaults.get(parameter.arg), task.args[parameter.arg])
             if problem is not None:
                 yield f"`{function.name}`: {problem}"
+
+
+def _meant(name: str, accepted: set[str]) -> str:
+    """The argument that was meant, or all there are."""
+    listed = ", ".join(f"`{other}`" for other in sorted(accepted))
+    return did_you_mean(name, sorted(accepted)) or (f"; it takes {listed}" if listed else "; it takes none")
 
 
 def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:

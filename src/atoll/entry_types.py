@@ -6,6 +6,7 @@ import ast
 from typing import Any
 
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "None": "null"}
+_TRUTHS = {"1": "true", "true": "true", "yes": "true", "0": "false", "false": "false", "no": "false"}
 
 
 def type_problem(parameter: ast.arg, default: ast.expr | None, value: Any) -> str | None:
@@ -27,17 +28,27 @@ def type_problem(parameter: ast.arg, default: ast.expr | None, value: Any) -> st
 
 
 def _misfit(kinds: frozenset[str], value: Any) -> str | None:
-    """What the value is, if it is none of these kinds. Whole numbers and truth values stand for each other."""
+    """What the value is, if it is none of these kinds, and what to write where that is plain."""
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "…"
     if isinstance(value, str):
-        return f"the text {shown}"
+        return f"the text {shown}" + _instead(kinds, value.lower())
     if isinstance(value, list | dict):
         return f"the {'list' if isinstance(value, list) else 'object'} {shown}"
-    if value is None and "None" not in kinds:
-        return "null"
+    if value is None:
+        return None if "None" in kinds else "null"
+    if isinstance(value, bool):
+        return None if "bool" in kinds else f"{str(value).lower()}; for a number write `{int(value)}`"
     if isinstance(value, float) and "float" not in kinds:
         return f"the float {shown}"
+    if isinstance(value, int) and not kinds & {"int", "float"}:
+        return f"the number {shown}" + _instead(kinds, shown)
     return None
+
+
+def _instead(kinds: frozenset[str], text: str) -> str:
+    """How a truth value is written by who wrote this."""
+    word = _TRUTHS.get(text) if "bool" in kinds else None
+    return f"; write `{word}`" if word else ""
 
 
 def _kinds(annotation: ast.expr | None) -> frozenset[str] | None:

@@ -89,7 +89,7 @@ class UnknownName(ConfigError):
         self.kind, self.name, self.known = kind, name, tuple(known)
         meant = did_you_mean(name, known)
         listed = ", ".join(f"`{k}`" for k in sorted(known))
-        super().__init__(f"unknown {kind} `{name}`{meant}; known: {listed}", hint=hint)
+        super().__init__(f"unknown {kind} `{name}`{f'{meant} Known' if meant else '; known'}: {listed}", hint=hint)
 
 
 class Unsupported(ConfigError):
@@ -301,11 +301,11 @@ def translating(table: dict[type[Exception], type[AtollError]], message: str, **
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """`, did you mean `x`?` or nothing."""
-    from atoll.suggestion import closest
+    """`, did you mean `x`?` or nothing; with several names that are just as close, `x` or `y`."""
+    from atoll.suggestion import likely
 
-    close = closest(name, known)
-    return f", did you mean `{close}`?" if close is not None else ""
+    close = [f"`{other}`" for other in likely(name, known)]
+    return f", did you mean {' or '.join(close)}?" if close else ""
 
 
 def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:

@@ -25,6 +25,8 @@ from atoll.spec import RunSpec
 from atoll.stores.base import Store
 
 FORMAT = 1
+_ABSENT = object()
+"""Stands for what one of two records does not have; null is something else."""
 
 
 def record_run(store: Store, spec: RunSpec, *, executor: str) -> bool:
@@ -121,9 +123,9 @@ def _differences(present: Any, wanted: Any, where: str = "") -> Iterator[str]:
         for name in sorted({*present, *wanted}):
             if name == "format":
                 continue
-            yield from _differences(present.get(name), wanted.get(name), f"{where}.{name}")
+            yield from _differences(present.get(name, _ABSENT), wanted.get(name, _ABSENT), f"{where}.{name}")
     elif present != wanted:
-        yield f"{where.removeprefix('.spec').removeprefix('.')}: there `{_short(present)}`, here `{_short(wanted)}`"
+        yield f"{where.removeprefix('.spec').removeprefix('.')}: there {_said(present)}, here {_said(wanted)}"
 
 
 def _digest(request: Mapping[str, Any]) -> str:
@@ -139,9 +141,11 @@ def _is_there(store: Store, key: str) -> bool:
     return True
 
 
-def _short(value: Any) -> str:
+def _said(value: Any) -> str:
+    if value is _ABSENT:
+        return "absent"
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else text[:97] + "…"
+    return f"`{text if len(text) <= 100 else text[:97] + '…'}`"
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from atoll.arguments import call_problems
 from atoll.errors import ConfigError, UnknownName
 from atoll.installing import install_command
 
@@ -48,7 +49,8 @@ def executor(name: str, **settings: Any) -> Executor:
     try:
         return adapter(**settings)  # type: ignore[no-any-return]
     except TypeError as exc:
-        raise ConfigError(f"settings of executor `{name}`: {exc}") from exc
+        problems = call_problems(adapter, (), settings)
+        raise ConfigError(f"settings of executor `{name}`: {'; '.join(problems) or exc}") from exc
 
 
 def open_store(uri: str, **options: Any) -> Store:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from atoll.context import RANK, RESERVED
 from atoll.entry import Entry
-from atoll.errors import InvalidSpec, UnknownName
+from atoll.errors import InvalidSpec, UnknownName, did_you_mean
 from atoll.gpu import Gpu
 from atoll.names import new_run_id, run_id_problem
 
 DAY_S = 86_400.0
+_LAUNCH_TAKES = ("on", "store", "args", "argv", "run_id", "workspace", "settings")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_LIKE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)\Z", re.I)
 _SECRET_REF = re.compile(r"[a-z][a-z0-9_-]*:.+\Z", re.S)
@@ -137,7 +138,9 @@ class RunSpec:
         if problem := run_id_problem(run_id):
             problems.append(_problem("run_id", run_id, problem))
         task = _collect(problems, lambda: Task(_entry_text(entry), args or {}, tuple(argv), code or Code.image()))
-        place = _collect(problems, lambda: Placement(**placement))
+        known = [each.name for each in fields(Placement)]
+        problems += [_unknown(name, known) for name in placement if name not in known]
+        place = _collect(problems, lambda: Placement(**{name: placement[name] for name in known if name in placement}))
         if problems or task is None or place is None:
             raise InvalidSpec(f"run `{run_id}`", problems)
         return cls(run_id, task, place)
@@ -246,9 +249,14 @@ def _collect(problems: list[str], build: Callable[[], Any]) -> Any:
         return build()
     except InvalidSpec as exc:
         problems.extend(exc.problems)
-    except TypeError as exc:  # a keyword Placement does not have
-        problems.append(str(exc).replace("Placement.__init__() got an", "placement:"))
     return None
+
+
+def _unknown(name: str, placement: Sequence[str]) -> str:
+    """A keyword of `launch` that there is not; what it has besides the placement may be meant as well."""
+    meant = did_you_mean(name, [*placement, *_LAUNCH_TAKES])
+    listed = f"; a placement has {', '.join(placement)}"
+    return f"{name}: there is no such argument{meant or listed}"
 
 
 def _is_number(value: object) -> bool:

@@ -9,14 +9,22 @@ import re
 from collections.abc import Iterable
 
 _SHORTEST_STEM = 3
+_MOST_NAMES = 3
 _WORD_ENDS = re.compile(r"[\W_]+")
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is one slip away, or a few in a long one; or one is the beginning or a word of the other."""
+    return next(iter(likely(name, known)), None)
+
+
+def likely(name: str, known: Iterable[str]) -> list[str]:
+    """The closest name, and a few others if they are just as close."""
     near = [(_slips(name.lower(), other.lower()), other) for other in known]
-    likely = [(slips, other) for slips, other in near if slips <= _most_slips(name, other) or _is_stem(name, other)]
-    return min(likely)[1] if likely else None
+    meant = sorted(
+        (slips, other) for slips, other in near if slips <= _most_slips(name, other) or _is_stem(name, other)
+    )
+    return [other for slips, other in meant if slips == meant[0][0]][:_MOST_NAMES]
 
 
 def _most_slips(name: str, other: str) -> int:

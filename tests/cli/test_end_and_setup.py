@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cli_terminal import terminal
 
+import atoll
 from atoll.replica import processes
 
 
@@ -96,7 +99,26 @@ def test_doctor_says_who_computes(inside, monkeypatch):
     monkeypatch.setenv("ATOLL_PURE", "1")
     [codecs] = [c for c in inside("doctor", "--json").data["checks"] if c["name"] == "codecs"]
     assert codecs["ok"]
-    assert "numpy does their work, not compiled: ATOLL_PURE is set" in json.dumps(codecs)
+    assert codecs["message"].startswith("not compiled, so two to five times as slow")
+    assert codecs["message"].endswith("; ATOLL_PURE is set")
+    assert codecs["hint"] == ""
+
+
+def test_doctor_says_in_plain_words_that_there_was_no_compiler(cli):
+    """An Atoll without libraries, as it is where nothing could be compiled."""
+    shutil.copytree(Path(atoll.__file__).parent, cli.folder / "lib" / "atoll", ignore=shutil.ignore_patterns("*.so"))
+    bare = {"PYTHONPATH": str(cli.folder / "lib"), "ATOLL_PURE": "0"}
+    done = cli("doctor", "--json", env={**bare, "CC": "no-such-compiler"})
+    [codecs] = [c for c in done.data["checks"] if c["name"] == "codecs"]
+    assert codecs["ok"]
+    assert codecs["message"].startswith("not compiled, so two to five times as slow: numpy does the work")
+    assert codecs["message"].endswith("no C compiler built it when Atoll was installed")
+    again = "run `pip install --force-reinstall --no-deps atoll`"
+    assert codecs["hint"].startswith("to compile them, install a C compiler (`apt install gcc`")
+    assert codecs["hint"].endswith(f", then {again}")
+    shown = cli("doctor", env={**bare, "CC": sys.executable})
+    assert f"hint: to compile them, {again}\n" in shown.stdout
+    assert "shared object" not in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,19 @@ def test_plan_prints_the_exact_request_and_writes_nothing(cli):
     assert sorted(os.listdir(cli.folder)) == before
 
 
+def test_plan_shows_what_replicas_are_given_and_secrets_by_reference(inside, monkeypatch):
+    monkeypatch.setenv("VAULT", "canary")
+    words = ("plan", "job:ok", "--arg", "steps=3", "--arg", "note=a b", "--arg", f"value={'x' * 200}")
+    done = inside(*words, "--secret", "T=env:VAULT")
+    assert done.code == 0, done.stderr
+    assert f'\n  arguments steps=3, note="a b", value="{"x" * 98}…\n' in done.stderr
+    assert "\n  secrets T from env:VAULT\n" in done.stderr
+    assert "canary" not in done.stdout + done.stderr
+    assert inside(*words, "--json").data["spec"]["task"]["args"] == {"steps": 3, "note": "a b", "value": "x" * 200}
+    assert "arguments" not in inside("plan", "job:ok").stderr
+    assert "\n  words --lr 'a b'\n" in inside("plan", "words.py", "--", "--lr", "a b").stderr
+
+
 def test_plan_lists_every_reason_for_a_refusal(inside):
     done = inside("plan", "job:ok", "--image", "x", "--cpus", 2, "--secret", "T=vault:x", "--json")
     assert done.code == 2

@@ -1,4 +1,4 @@
-"""What is found in the user's source before anything starts: arguments of the wrong type."""
+"""What is found in the user's source before anything starts: names that are not there, arguments that do not fit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ from atoll.spec import Task
 SOURCE = """
 from __future__ import annotations
 import typing
+from lib.inner import elsewhere
 from typing import Optional, Union
 
 def train(
     ctx, lr: float = 1e-3, steps: int = 1, loud: bool = False, *, plain=None, quoted: "float" = 1.0,
     maybe: Optional[float] = None, either: float | None = None, hidden: int = None, number: Union[int, float] = 1,
+    counted: bool | int = 0,
     text: str = "", mixed: float | str = 1.0, mixed_too: typing.Optional[Union[str, int]] = None,
     several: list[float] = (), own: Settings = None,
 ):
     pass
 
 def anything(ctx, *, lr: float, **rest: int):
+    pass
+
+def few(ctx, steps=1, *, lr=1e-3):
+    pass
+
+def none(ctx):
     pass
 
 @decorated
@@ -43,6 +51,42 @@ def check(root: str, function: str = "train", **args: Any) -> None:
     entry_check.check(Task(f"job:{function}", args), root)
 
 
+def refusal(root: str, entry: str, **args: Any) -> str:
+    with pytest.raises(InvalidSpec) as caught:
+        entry_check.check(Task(entry, args), root)
+    return caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("jbo:train", "there is no module `jbo` in `{root}`, did you mean `job`?"),
+        ("lbi.inner:train", "there is no module `lbi.inner` in `{root}`, did you mean `lib`?"),
+        ("lib.iner:train", "there is no module `lib.iner` in `{root}`, did you mean `lib.inner`?"),
+        ("lib.inner.deep:train", "there is no module `lib.inner.deep` in `{root}`"),
+        ("pycache:train", "there is no module `pycache` in `{root}`"),
+        ("quite_another:train", "there is no module `quite_another` in `{root}`"),
+        ("jbo.py", "there is no file `{root}/jbo.py`, did you mean `job.py`?"),
+        ("lib/iner.py:train", "there is no file `{root}/lib/iner.py`, did you mean `inner.py`?"),
+        ("nowhere/job.py:train", "there is no file `{root}/nowhere/job.py`"),
+        ("job:tarin", "no function `tarin` there, did you mean `train`?"),
+        ("job:elswhere", "no function `elswhere` there, did you mean `elsewhere`?"),
+        ("job:annotation", "no function `annotation` there"),
+    ],
+)
+def test_a_misspelt_entry_point_says_which_one_may_be_meant(root, entry, words):
+    (Path(root) / "lib").mkdir()
+    (Path(root) / "lib" / "inner.py").touch()
+    (Path(root) / "__pycache__").mkdir()
+    assert refusal(root, entry) == f"entry=`{entry}`: {words.format(root=root)}"
+
+
+def test_a_misspelt_argument_says_which_one_may_be_meant_or_which_there_are(root):
+    assert refusal(root, "job:train", stepz=1).endswith("`train` takes no argument `stepz`, did you mean `steps`?")
+    assert refusal(root, "job:few", epochs=1).endswith("`few` takes no argument `epochs`; it takes `lr`, `steps`")
+    assert refusal(root, "job:none", epochs=1).endswith("`none` takes no argument `epochs`; it takes none")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -50,7 +94,15 @@ def check(root: str, function: str = "train", **args: Any) -> None:
         ({"quoted": "abc"}, "`quoted: 'float'` wants a number, not the text 'abc'"),
         ({"steps": "many"}, "`steps: int` wants a whole number, not the text 'many'"),
         ({"steps": 1e3}, "`steps: int` wants a whole number, not the float 1000.0"),
-        ({"loud": "yes"}, "`loud: bool` wants true or false, not the text 'yes'"),
+        ({"steps": True}, "`steps: int` wants a whole number, not true; for a number write `1`"),
+        ({"lr": False}, "`lr: float` wants a number, not false; for a number write `0`"),
+        ({"maybe": True}, "`maybe: Optional[float]` wants a number or null, not true; for a number write `1`"),
+        ({"loud": 1}, "`loud: bool` wants true or false, not the number 1; write `true`"),
+        ({"loud": 0}, "`loud: bool` wants true or false, not the number 0; write `false`"),
+        ({"loud": 2}, "`loud: bool` wants true or false, not the number 2"),
+        ({"loud": "yes"}, "`loud: bool` wants true or false, not the text 'yes'; write `true`"),
+        ({"loud": "False"}, "`loud: bool` wants true or false, not the text 'False'; write `false`"),
+        ({"loud": "loud"}, "`loud: bool` wants true or false, not the text 'loud'"),
         ({"lr": [1e-3]}, "wants a number, not the list [0.001]"),
         ({"lr": {"first": 1}}, "wants a number, not the object {'first': 1}"),
         ({"lr": None}, "wants a number, not null"),
@@ -64,14 +116,15 @@ def test_an_argument_of_another_type_than_annotated_is_refused(root, args, words
         check(root, **args)
     assert len(caught.value.problems) == 1
     assert "`train`: " in caught.value.problems[0]
-    assert words in caught.value.problems[0]
+    assert caught.value.problems[0].endswith(words)
 
 
 @pytest.mark.parametrize(
     "args",
     [
         {"lr": 1, "steps": 3, "loud": True},
-        {"lr": 0.5, "loud": 1, "steps": True},
+        {"lr": 0.5, "loud": False, "steps": 0},
+        {"counted": True, "number": 1},
         {"maybe": None, "either": None, "hidden": None},
         {"plain": "abc"},
         {"text": "abc", "mixed": "abc", "mixed_too": "abc"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,46 @@ def test_a_copy_that_pip_installed_is_no_clone(tmp_path):
     assert installing.checkout(tmp_path / "src" / "atoll" / "installing.py") is None
     (tmp_path / "pyproject.toml").touch()
     assert installing.checkout(tmp_path / "src" / "atoll" / "installing.py") == tmp_path
+
+
+def installed(folder: Path, direct_url: str | None) -> Path:
+    """Our module in a site-packages folder, with what pip writes beside it."""
+    info = folder / "atoll-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atoll\nVersion: 0.1.0\n")
+    if direct_url is not None:
+        (info / "direct_url.json").write_text(direct_url)
+    return folder / "atoll" / "installing.py"
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ({"url": "file:///home/me/a%20clone", "dir_info": {}}, "'/home/me/a clone[train]'"),
+        ({"url": "file:///tmp/atoll-0.1.0-py3-none-any.whl", "archive_info": {}},
+         "'/tmp/atoll-0.1.0-py3-none-any.whl[train]'"),
+        ({"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab", "requested_revision": "main"}},
+         "'atoll[train] @ git+https://host/x.git@main'"),
+        ({"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab"}},
+         "'atoll[train] @ git+https://host/x.git'"),
+        ({"url": "https://host/atoll.tar.gz", "archive_info": {}}, "'atoll[train] @ https://host/atoll.tar.gz'"),
+        ({}, "'atoll[train]'"),
+    ],
+)  # fmt: skip
+def test_a_copy_is_extended_from_where_it_came(tmp_path, origin, words):
+    assert installing.requirement(installed(tmp_path, json.dumps(origin)), "[train]") == words
+
+
+@pytest.mark.parametrize("written", [None, "", "not JSON", "[]"])
+def test_a_copy_that_says_nothing_of_its_origin_is_from_an_index(tmp_path, written):
+    assert installing.requirement(installed(tmp_path, written), "[train]") == "'atoll[train]'"
+    assert installing.requirement(tmp_path / "elsewhere" / "atoll" / "installing.py") == "atoll"
+
+
+def test_a_copy_of_the_clone_one_stands_in_is_extended_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = installed(tmp_path, json.dumps({"url": tmp_path.as_uri(), "dir_info": {}}))
+    assert installing.requirement(module, "[train]") == "'.[train]'"
 
 
 @pytest.mark.parametrize("package", ["numpy", "torch", "xxhash"])

@@ -36,6 +36,17 @@ def test_other_content_is_a_conflict_that_shows_the_difference(memory):
     )
 
 
+def test_an_argument_that_only_one_side_has_is_said_to_be_absent(memory):
+    journal.record_run(memory, spec(args={"seed": 1, "name": None}), executor="local")
+    with pytest.raises(Conflict) as caught:
+        journal.record_run(memory, spec(args={"lr": {"first": 1}, "seed": None}), executor="local")
+    assert caught.value.differences == (
+        'task.args.lr: there absent, here `{"first": 1}`',
+        "task.args.name: there `null`, here absent",
+        "task.args.seed: there `1`, here `null`",
+    )
+
+
 def test_the_first_handle_counts(memory):
     first, second = RunHandle("local", "h", "a", 1), RunHandle("local", "h", "b", 1)
     assert journal.read_handle(memory, "r") is None

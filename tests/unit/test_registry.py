@@ -21,8 +21,12 @@ def test_a_wrong_name_says_what_may_be_meant():
 
 
 def test_a_wrong_setting_is_named():
-    with pytest.raises(ConfigError, match=r"settings of executor `local`.*nope"):
+    with pytest.raises(ConfigError, match=r"settings of executor `local`: nope: there is no such argument; there are"):
         registry.executor("local", nope=1)
+    with pytest.raises(ConfigError, match=r"rot: there is no such argument, did you mean `root`\?"):
+        registry.executor("local", rot="x")
+    with pytest.raises(ConfigError, match=r"instance_typ: there is no such argument, did you mean `instance_type`\?"):
+        registry.executor("sagemaker", instance_typ="ml.g5.2xlarge")
 
 
 def test_a_path_is_a_folder_here(tmp_path, monkeypatch):

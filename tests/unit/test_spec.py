@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import atoll
 from atoll.errors import InvalidSpec
 from atoll.gpu import Gpu
-from atoll.spec import Code, Placement, RunSpec, Task
+from atoll.spec import _LAUNCH_TAKES, Code, Placement, RunSpec, Task
 
 
 def module_level(ctx):
@@ -165,9 +167,19 @@ def test_words_are_for_scripts_and_arguments_for_functions():
         RunSpec.build("a.b:f", args={"not-a-name": 1})
 
 
-def test_an_unknown_field_is_refused():
-    with pytest.raises(InvalidSpec, match="gpus"):
-        RunSpec.build("m:f", gpus=8)
+def test_an_unknown_field_is_refused_with_the_one_that_may_be_meant():
+    with pytest.raises(InvalidSpec) as caught:
+        RunSpec.build("m:f", gpus=8, stroe="./runs", colour="red", cpus=-1)
+    gpus, store, colour, cpus = caught.value.problems
+    assert gpus == "gpus: there is no such argument, did you mean `cpus` or `gpu`?"
+    assert store == "stroe: there is no such argument, did you mean `store`?"
+    assert colour.startswith("colour: there is no such argument; a placement has replicas, gpu, cpus, ")
+    assert cpus.startswith("cpus=`-1`")
+
+
+def test_what_is_offered_for_a_misspelt_keyword_is_what_launch_takes():
+    takes = set(inspect.signature(atoll.launch).parameters) - {"entry", "replicas", "placement"}
+    assert set(_LAUNCH_TAKES) == takes
 
 
 def test_specs_are_frozen():

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from shutil import which
 from typing import Any
 
 from atoll import __version__, config, registry
@@ -16,6 +17,7 @@ from atoll.executors.base import Check, Diagnoser
 from atoll.home import home
 
 _LEAST_PYTHON = (3, 11)
+_COMPILERS = "`apt install gcc`, `dnf install gcc`, `xcode-select --install`"
 _PACKAGES = ("click", "rich")
 
 
@@ -95,12 +97,26 @@ def _codecs() -> Check:
     try:
         native.load()
     except NotUsable as exc:
-        return Check("codecs", True, f"numpy does their work, not compiled: {exc}")
+        cost = "two to five times as slow: numpy does the work, to the same bits"
+        return Check("codecs", True, f"not compiled, so {cost}; {exc}", _how_to_compile(exc))
     try:
         _passes.load()
     except NotUsable as exc:
-        return Check("codecs", True, f"compiled; numpy adds up what is not encoded: {exc}")
+        cost = "sums and checksums are not, so slower: numpy does the work, to the same bits"
+        return Check("codecs", True, f"compiled; {cost}; {exc}", _how_to_compile(exc))
     return Check("codecs", True, "compiled, and so are sums and checksums")
+
+
+def _how_to_compile(reason: Exception) -> str:
+    """What to install; nothing if that would not change it."""
+    from atoll._compiled import NotBuilt
+    from atoll.installing import reinstall_command
+
+    if not isinstance(reason, NotBuilt):
+        return ""
+    compiler = (os.environ.get("CC") or "cc").split()[0]
+    first = "" if which(compiler) else f"install a C compiler ({_COMPILERS}), then "
+    return f"to compile them, {first}run `{reinstall_command()}`"
 
 
 def _home() -> Check:

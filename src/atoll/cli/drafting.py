@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,10 +13,12 @@ import click
 from atoll import config, durations
 from atoll.cli.options import F, complete_backend, duration, pairs
 from atoll.cli.output import Output
+from atoll.cli.text import cut
 from atoll.config_fields import FIELDS
 from atoll.errors import ConfigError
 from atoll.run import Draft, prepare
 
+_LONGEST = 100
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("entry", required=False),
     click.option("-n", "--replicas", type=int, metavar="N", help="How many replicas.  [default: 1]"),
@@ -76,10 +79,28 @@ def announce(out: Output, made: Draft) -> None:
     run_id = out.paint(made.spec.run_id, "bold", on_stderr=True)
     out.say(f"{run_id}  {made.spec.task.entry} on {made.executor.name}: {count}{gpu}, at most {limit}")
     out.say(out.paint(f"  store {made.store.uri}", "dim", on_stderr=True))
+    for line in _given(made):
+        out.say(out.paint(f"  {line}", "dim", on_stderr=True))
     if made.bundle is not None:
         out.say("\n".join(f"  {line}" for line in made.bundle.manifest.text().splitlines()))
     for note in made.plan.notes:
         out.say(f"  note: {note}")
+
+
+def _given(made: Draft) -> Iterator[str]:
+    """What replicas get from the user; secrets only by where they are found."""
+    task, secrets = made.spec.task, made.spec.placement.secrets
+    if task.args:
+        yield "arguments " + ", ".join(f"{name}={_short(value)}" for name, value in task.args.items())
+    if task.argv:
+        yield f"words {' '.join(map(shlex.quote, task.argv))}"
+    if secrets:
+        yield "secrets " + ", ".join(f"{name} from {reference}" for name, reference in secrets.items())
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return cut(text if text.isprintable() else json.dumps(value), _LONGEST)
 
 
 def draft_json(made: Draft) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from atoll.rounds.quorum import Quorum, at_least
 from atoll.rounds.requests import Counters
 from atoll.training import buffers as buffer_policy
 from atoll.training import feedback, rng
+from atoll.training.arguments import checked
 from atoll.training.buffers import BufferPolicy
 from atoll.training.checkpoint import Checkpoint, Checkpoints
 from atoll.training.feed import Feed, Stateful, elements
@@ -43,7 +44,7 @@ from atoll.training.pace import Pace
 from atoll.training.params import ModelVector, refuse_strangers
 from atoll.training.progress import Progress
 from atoll.training.saved import load_outer, outer_state
-from atoll.training.settings import agreed_settings, check_counts, check_held, check_kinds, warn_of_no_round
+from atoll.training.settings import agreed_settings, check_held, check_rounds, warn_of_no_round
 from atoll.training.stream import Stream
 
 Batch = TypeVar("Batch")
@@ -67,6 +68,7 @@ class DiLoCo:
     `stateful`: more to save with a checkpoint, such as `{"scheduler": scheduler}`.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -90,9 +92,6 @@ class DiLoCo:
         tuning: Tuning | None = None,
         chunk: int | None = None,
     ) -> None:
-        check_counts(inner_steps=inner_steps, checkpoint=checkpoint, snapshot=snapshot)
-        check_kinds(chunk, eager=eager, error_feedback=error_feedback, codec=codec, mean_codec=mean_codec, outer=outer)
-        buffer_policy.check_policy(buffers)
         self._stream = Stream.of(inner_steps, fragments, delay, alpha, eager)
         self._model, self._buffers = model, buffers
         self._inner = InnerOptimizers(inner_optimizer)
@@ -171,7 +170,7 @@ class DiLoCo:
         `batches` is gone through again when it ends. `weigh` says what a batch counts in the weighted mean, its tokens
         for instance; by default the elements of its first tensor. At the end the model has the agreed weights.
         """
-        check_counts(rounds=rounds)
+        check_rounds(rounds)
         self._last_round = rounds
         if self._loop.begun < rounds:
             self._feed = Feed(batches, self._saved.pop("data", None))
@@ -385,6 +384,7 @@ class DiLoCo:
 class LocalSGD(DiLoCo):
     """Plain averaging of weights every `inner_steps` steps: `DiLoCo` with `outer=Average()`."""
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -392,4 +392,6 @@ class LocalSGD(DiLoCo):
         ctx: ReplicaContext | None = None,
         **options: Any,
     ) -> None:
+        if "outer" in options:
+            raise ConfigError("outer: LocalSGD always has Average()", hint="for another outer step use `DiLoCo`")
         super().__init__(model, inner_optimizer, ctx, outer=Average(), **options)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from types import NoneType
 from typing import Any
 
 from atoll.errors import ConfigError, InvalidSpec
-from atoll.rounds.layout import CHUNK_MULTIPLE
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum
 from atoll.training.params import ModelVector
@@ -33,39 +31,10 @@ def agreed_settings(
     return settings
 
 
-_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "eager": (bool, "True or False"),
-    "error_feedback": ((bool, NoneType), "True, False or None"),
-    "codec": ((str, NoneType), "the name of a codec"),
-    "mean_codec": ((str, NoneType), "the name of a codec"),
-    "outer": ((OuterRule, NoneType), "Nesterov(…) or Average()"),
-}
-
-
-def check_kinds(chunk: int | None, **given: object) -> None:
-    """Raise `InvalidSpec` for what is not of the kind it must be, such as a text for a switch."""
-    problems = [
-        f"{name}={value!r}: {_KINDS[name][1]}"
-        for name, value in given.items()
-        if not isinstance(value, _KINDS[name][0])
-    ]
-    if chunk is not None and (
-        isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1 or chunk % CHUNK_MULTIPLE
-    ):
-        problems.append(f"chunk={chunk!r}: a multiple of {CHUNK_MULTIPLE} elements")
-    if problems:
-        raise InvalidSpec("DiLoCo", problems)
-
-
-def check_counts(**counts: int | None) -> None:
-    """Raise `InvalidSpec` unless each is a whole number from 1; there may be no `checkpoint`."""
-    problems = [
-        f"{name}={value}: a whole number from 1"
-        for name, value in counts.items()
-        if not (_is_count(value) or (name == "checkpoint" and value is None))
-    ]
-    if problems:
-        raise InvalidSpec("DiLoCo", problems)
+def check_rounds(rounds: int) -> None:
+    """Raise `InvalidSpec` unless it is a whole number from 1."""
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise InvalidSpec("DiLoCo", [f"rounds={rounds!r}: a whole number from 1"])
 
 
 def check_held(steps: int, inner_steps: int) -> None:
@@ -80,7 +49,3 @@ def warn_of_no_round(begun: int, steps: int, stride: int) -> None:
         return
     few = f"a round is due after {stride}" if steps < stride else _HOLD
     log.warning("%d optimizer steps and no round: no other replica has any of what was trained here; %s", steps, few)
-
-
-def _is_count(value: int | None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

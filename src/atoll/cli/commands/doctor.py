@@ -50,7 +50,7 @@ def _table_text(out: Output, findings: list[Finding]) -> str:
     shown = lines[:1]
     for line, finding in zip(lines[1:], findings, strict=True):
         shown.append(line)
-        if not finding.check.ok and finding.check.hint:
+        if finding.check.hint:
             shown.append(f"    {out.paint('hint:', 'busy')} {finding.check.hint}")
     return "\n".join(shown)
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.arguments import call_problems
 from atoll.context import RUN_ID, STORE, RunContext
-from atoll.errors import RunNotFound, Unsupported
+from atoll.errors import InvalidSpec, RunNotFound, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan
 from atoll.executors.sagemaker.doctor import checks
 from atoll.executors.sagemaker.errors import EXECUTOR
@@ -51,6 +52,8 @@ class SageMakerTrainingExecutor:
         clock: Clock = SYSTEM_CLOCK,
         **job: Any,
     ) -> None:
+        if problems := call_problems(JobSettings, (), job):
+            raise InvalidSpec(f"settings of executor `{self.name}`", problems)
         self._settings = JobSettings(**job)
         self._gateway = Gateway(
             region=region,

@@ -186,8 +186,12 @@ def _differences(body: dict[str, Any], found: Job) -> Iterator[str]:
     name, parts = body["TrainingJobName"], [part for part in _COMPARED if part in body and part in found]
     differing = [(part, key) for part in parts for key in sorted(body[part]) if key != LAUNCH]
     lines = [
-        f"`{name}` {part}.{key}: there `{found[part].get(key)}`, here `{body[part][key]}`"
+        f"`{name}` {part}.{key}: there {_said(found[part], key)}, here `{body[part][key]}`"
         for part, key in differing
         if found[part].get(key) != body[part][key]
     ]
     yield from lines or [f"`{name}` was made by another request"]
+
+
+def _said(part: dict[str, Any], key: str) -> str:
+    return f"`{part[key]}`" if key in part else "absent"

@@ -1,0 +1,105 @@
+"""Wrong things given to `DiLoCo`: each is named with what was given and what is wanted, before anything happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from diloco_toys import contexts, perceptron
+from torch import nn
+
+import atoll
+from atoll.errors import ConfigError, InvalidSpec
+
+STATEFUL = "a mapping of names to things with `state_dict` and `load_state_dict`"
+
+
+def refusal(*given: Any, make: Any = atoll.DiLoCo, **named: Any) -> InvalidSpec:
+    with pytest.raises(InvalidSpec) as caught:
+        make(*given, **named)
+    return caught.value
+
+
+def toy() -> tuple[nn.Module, torch.optim.Optimizer, atoll.ReplicaContext]:
+    model = perceptron()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), contexts(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quorum": atoll.Quorum}, "quorum=the class Quorum: a number of replicas, Quorum(…), or None for all of them"),
+        ({"quorum": "2"}, "quorum='2': a number of replicas, Quorum(…), or None for all of them"),
+        ({"quorum": True}, "quorum=True: a number of replicas, Quorum(…), or None for all of them"),
+        ({"outer": [0.7, 0.9]}, "outer=[0.7, 0.9]: Nesterov(…), Average() or None"),
+        ({"outer": atoll.Nesterov}, "outer=the class Nesterov: Nesterov(…), Average() or None"),
+        ({"outer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.7)},
+         "outer=SGD(…): Nesterov(…), Average() or None"),
+        ({"inner_steps": "50"}, "inner_steps='50': a whole number from 1"),
+        ({"inner_steps": 2.0}, "inner_steps=2.0: a whole number from 1"),
+        ({"inner_steps": True}, "inner_steps=True: a whole number from 1"),
+        ({"inner_steps": None}, "inner_steps=None: a whole number from 1"),
+        ({"fragments": "2"}, "fragments='2': a whole number from 1"),
+        ({"delay": "1"}, "delay='1': a whole number of steps, or None"),
+        ({"alpha": "0.5"}, "alpha='0.5': a number from 0 to 1, or None"),
+        ({"codec": 8}, "codec=8: the name of a codec, or None"),
+        ({"buffers": ["average"]}, "buffers=['average']: `average` or `local`"),
+        ({"checkpoint": "10"}, "checkpoint='10': a whole number from 1, or None for never"),
+        ({"snapshot": None}, "snapshot=None: a whole number from 1"),
+        ({"tuning": {"connections": 8}}, "tuning={'connections': 8}: Tuning(…) or None"),
+        ({"stateful": [1]}, f"stateful=[1]: {STATEFUL}"),
+        ({"stateful": {"epoch": 1}}, f"stateful={{'epoch': 1}}: {STATEFUL}"),
+        ({"chunk": "1024"}, "chunk='1024': a multiple of 1024 elements, or None"),
+        ({"inner_step": 5}, "inner_step: there is no such argument, did you mean `inner_steps`?"),
+        ({"model": 1}, "model: given twice"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_something_else_is_named(options, words):
+    model, inner, ctx = toy()
+    assert refusal(model, inner, ctx, **options).problems == (words,)
+    assert not list(ctx.store.list(""))
+
+
+def test_a_name_that_is_like_none_is_told_which_there_are():
+    (problem,) = refusal(*toy(), warmup=5).problems
+    assert problem.startswith("warmup: there is no such argument; there are `model`, `inner_optimizer`, `ctx`, ")
+    assert "`self`" not in problem
+
+
+def test_model_and_optimizer_the_wrong_way_round_are_said_to_be_so():
+    model, inner, ctx = toy()
+    refused = refusal(inner, model, ctx)
+    assert refused.problems == (
+        "model=SGD(…): a torch model (`nn.Module`)",
+        "inner_optimizer=Sequential(…): a torch optimizer, or a list of them",
+    )
+    assert refused.hint == "the model comes first: `DiLoCo(model, inner_optimizer, …)`"
+
+
+def test_what_is_missing_or_too_much_is_said():
+    model, inner, ctx = toy()
+    assert refusal(model).problems == ("inner_optimizer: missing",)
+    words = "only `model`, `inner_optimizer`, `ctx` can be given without a name"
+    assert refusal(model, inner, ctx, 50).problems == (f"50: {words}",)
+    assert refusal(model, inner, 50).problems == ("ctx=50: the `ctx` that your function is given, or None",)
+    wanted = "a torch optimizer, or a list of them"
+    assert refusal(model, [], ctx).problems == (f"inner_optimizer=[]: {wanted}",)
+    assert refusal(model, "sgd", ctx).problems == (f"inner_optimizer='sgd': {wanted}",)
+    assert refusal(model, torch.optim.SGD, ctx).problems == (f"inner_optimizer=the class SGD: {wanted}",)
+    assert refusal(nn.Linear, inner).problems == ("model=the class Linear: a torch model (`nn.Module`)",)
+
+
+def test_local_sgd_says_the_same_by_its_own_name():
+    model, inner, ctx = toy()
+    refused = refusal(model, inner, ctx, make=atoll.LocalSGD, inner_step=5)
+    assert refused.message.startswith("LocalSGD is not valid: 1 problem\n  inner_step: there is no such argument, did")
+    assert refusal(model, make=atoll.LocalSGD).problems == ("inner_optimizer: missing",)
+    assert "the model comes first: `LocalSGD(" in (refusal(inner, model, make=atoll.LocalSGD).hint or "")
+    with pytest.raises(ConfigError, match="LocalSGD always has Average"):
+        atoll.LocalSGD(model, inner, ctx, outer=atoll.Nesterov())
+
+
+def test_several_optimizers_may_come_as_any_iterable():
+    model, inner, ctx = toy()
+    atoll.DiLoCo(model, (one for one in [inner]), ctx, inner_steps=1).close()  # type: ignore[arg-type]
