@@ -45,9 +45,9 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
 def _text(report: Report) -> str:
     last = report.first_round + report.rounds - 1
     span = f"rounds {report.first_round} to {last}" if report.rounds else "no rounds"
-    checked = (
-        f"{report.updates} updates, {report.means} chunks of means, {report.states} states, {report.records} records"
-    )
+    is_published = report.means or report.trusted or not report.rounds
+    means = f"{report.means} chunks of means" if is_published else "no means, for none were published"
+    checked = f"{report.updates} updates, {means}, {report.states} states, {report.records} records"
     text = f"run {report.run_id}: {span} recomputed; {checked} compared"
     if report.trusted:
         text += f"; {report.trusted} more chunks taken as published, for their owners kept their own part"
