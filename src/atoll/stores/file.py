@@ -34,8 +34,9 @@ _AFTER_REFUSAL_S = 60.0
 _numbers = count()
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
 _SLICE = 1 << 18
-"""Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly faster,
-and may be had only of memory that a virtual machine has given back to its host, which takes many times as long."""
+"""Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly
+faster, and may be had only of memory that a virtual machine has given back to its host, which takes many times as
+long."""
 
 
 class FileStore:
