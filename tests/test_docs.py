@@ -17,6 +17,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 OWN_TESTS = {
     "docs/adding-an-executor.md": "tests/contract/test_adding_an_executor.py",
+    "docs/adding-a-store.md": "tests/contract/test_adding_a_store.py",
     "docs/training.md": "tests/training/test_training_docs.py",
     "docs/configuration.md": "tests/cli/test_docs_pages.py",
 }
@@ -43,6 +44,20 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith(("http:", "https:", "#", "mailto:")):
             assert (page.parent / target.partition("#")[0]).exists(), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What can follow `#` in a link to the page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_into_a_page_lead_to_a_heading(page):
+    text = BLOCK.sub("", page.read_text())
+    for target, anchor in re.findall(r"\]\(([^)\s:#]*)#([^)\s]+)\)", text):
+        there = page.parent / target if target else page
+        assert anchor in anchors(there), f"{page.name}: {target}#{anchor}"
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("atoll ")])

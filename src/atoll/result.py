@@ -63,6 +63,7 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
+        """Whether every rank succeeded."""
         return all(outcome.state is ReplicaState.SUCCEEDED for outcome in self.outcomes)
 
     @property
@@ -71,6 +72,7 @@ class RunResult:
         return [outcome.result for outcome in self.outcomes]
 
     def failures(self) -> list[ReplicaOutcome]:
+        """Outcomes of the ranks that did not succeed."""
         return [outcome for outcome in self.outcomes if outcome.state is not ReplicaState.SUCCEEDED]
 
     def raise_for_failures(self) -> RunResult:

@@ -21,6 +21,7 @@ class ReplicaState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
+        """Whether it is over, however it ended."""
         return self not in (ReplicaState.PENDING, ReplicaState.RUNNING)
 
 
@@ -103,10 +104,12 @@ class RunStatus:
 
     @classmethod
     def lost(cls, replicas: int, message: str) -> RunStatus:
+        """The backend knows nothing of any rank."""
         return cls.uniform(replicas, ReplicaState.LOST, Reason.LOST, message)
 
     @property
     def is_terminal(self) -> bool:
+        """Whether every rank is over."""
         return all(replica.state.is_terminal for replica in self.replicas)
 
     @property
@@ -131,6 +134,7 @@ class RunStatus:
         return {state: found.count(state) for state in ReplicaState if state in found}
 
     def failures(self) -> Iterable[ReplicaStatus]:
+        """Ranks that are over and did not succeed."""
         return (r for r in self.replicas if r.state.is_terminal and r.state is not ReplicaState.SUCCEEDED)
 
     def with_replicas(self, replicas: Iterable[ReplicaStatus]) -> RunStatus:

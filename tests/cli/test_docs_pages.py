@@ -73,6 +73,18 @@ def test_the_example_file_is_valid(tmp_path, monkeypatch):
     assert found.table("args") == {"lr": 0.001}
 
 
+def test_the_python_of_the_page_launches_what_the_file_says(tmp_path, monkeypatch):
+    source = re.search(r"```python\n(.*?)```", CONFIGURATION, re.S)
+    assert source is not None
+    (tmp_path / "atoll.toml").write_text('entry = "json:loads"\nstore = "./runs"\n[args]\ns = "[1]"\n')
+    monkeypatch.setenv("ATOLL_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(source[1], names)
+    names["run"].wait(60)
+    assert names["run"].result().raise_for_failures().values == [[1]] * 8
+
+
 def test_variables_that_are_no_settings_are_explained():
     for name in ("ATOLL_HOME", "ATOLL_CONFIG", "ATOLL_DEBUG", "ATOLL_PROFILE", "NO_COLOR"):
         assert f"`{name}`" in CONFIGURATION

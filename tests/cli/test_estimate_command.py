@@ -18,7 +18,7 @@ def test_the_page_shows_what_the_command_says(inside):
     assert shown is not None
     done = inside(*command[1].split())
     assert done.code == 0, done.stderr
-    assert done.stdout == shown[1]
+    assert done.stdout + done.stderr == shown[1]
 
 
 def test_for_programs_it_is_all_there(inside):

@@ -40,7 +40,8 @@ def store(tmp_path: Path) -> FileStore:
 def test_verify_says_what_was_recomputed(cli, store):
     done = cli("verify", "run", "--store", store.uri)
     assert done.code == 0, done.stderr
-    assert done.stdout.startswith("run run: rounds 0 to 2 recomputed; 3 updates, ")
+    assert done.stdout.startswith("run run: rounds 0 to 2 recomputed; 3 updates, 3 states, ")
+    assert done.stdout.endswith("compared; no means were published, for each replica averaged whole updates\n")
     assert "rejected" not in done.stdout
     assert "what the arithmetic gives" in done.stderr
 

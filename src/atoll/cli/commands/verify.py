@@ -45,10 +45,12 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
 def _text(report: Report) -> str:
     last = report.first_round + report.rounds - 1
     span = f"rounds {report.first_round} to {last}" if report.rounds else "no rounds"
-    checked = (
-        f"{report.updates} updates, {report.means} chunks of means, {report.states} states, {report.records} records"
-    )
+    is_published = bool(report.means or report.trusted)
+    means = [f"{report.means} chunks of means"] if is_published else []
+    checked = ", ".join([f"{report.updates} updates", *means, f"{report.states} states", f"{report.records} records"])
     text = f"run {report.run_id}: {span} recomputed; {checked} compared"
+    if report.rounds and not is_published:
+        text += "; no means were published, for each replica averaged whole updates"
     if report.trusted:
         text += f"; {report.trusted} more chunks taken as published, for their owners kept their own part"
     return "; ".join(filter(None, (text, rejections_text(report.rejected))))
