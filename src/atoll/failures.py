@@ -1,6 +1,7 @@
 """What a failed run says to a person: every way it failed once, with the ranks that failed so. Pure.
 
-Of a long traceback or message both ends are shown: it begins where the trouble began, and ends with what it was.
+Who failed on its own comes first; those who ended because of others come after. Of a long traceback or message both
+ends are shown: it begins where the trouble began, and ends with what it was.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from atoll import errors
 from atoll.status import Reason
 
 if TYPE_CHECKING:
@@ -20,10 +22,10 @@ _LINE_CHARS = 2000
 
 
 def failure_text(run_id: str, total: int, failed: Sequence[ReplicaOutcome]) -> str:
-    """How many replicas did not succeed, and how each of them ended."""
+    """How many replicas did not succeed, and how each of them ended, the cause first."""
     lines = [f"run `{run_id}`: {len(failed)} of {total} replicas did not succeed"]
     ways: dict[tuple[str, ...], list[int]] = {}
-    for outcome in failed:
+    for outcome in by_cause(failed):
         ways.setdefault(tuple(_way(outcome)), []).append(outcome.rank)
     for way, ranks in list(ways.items())[:_MOST_WAYS]:
         head, *rest = way
@@ -38,9 +40,28 @@ def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome]) -> str:
     """The command that shows more of the rank that began it."""
     import shlex
 
-    followed = (Reason.CANCELLED, Reason.TIMEOUT, Reason.LOST)  # these often end because another one did
-    culprit = next((outcome for outcome in failed if outcome.reason not in followed), failed[0])
-    return f"atoll logs {shlex.quote(run_id)} --rank {culprit.rank}"
+    return f"atoll logs {shlex.quote(run_id)} --rank {by_cause(failed)[0].rank}"
+
+
+def by_cause(failed: Iterable[ReplicaOutcome]) -> list[ReplicaOutcome]:
+    """Those who failed on their own first, the earliest before the others; last those who were cancelled."""
+    return sorted(failed, key=lambda o: (_distance(o), o.ended_at is None, o.ended_at or 0.0, o.rank))
+
+
+def _distance(outcome: ReplicaOutcome) -> int:
+    """How far a replica's end is from the cause of it all; 0 for one that failed on its own."""
+    if outcome.reason is Reason.CANCELLED:
+        return 3
+    if outcome.error is not None and _is_of_a_round(outcome.error.type):
+        return 2  # it waited for others, or could not use what they gave
+    return int(outcome.reason in (Reason.TIMEOUT, Reason.LOST))
+
+
+def _is_of_a_round(name: str) -> bool:
+    """Whether this is the name of an error in which others have a part."""
+    module, _, kind = name.rpartition(".")
+    found = getattr(errors, kind, None) if module == errors.__name__ else None
+    return isinstance(found, type) and issubclass(found, errors.RoundError)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -120,7 +120,15 @@ def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> Replica
     """The outcome to show for a rank: its own record, under the joined verdict on its state."""
     if outcome is None or outcome.attempt < status.attempt:
         return ReplicaOutcome(
-            status.rank, status.attempt, status.state, status.reason, status.message, status.exit_code, host=status.host
+            status.rank,
+            status.attempt,
+            status.state,
+            status.reason,
+            status.message,
+            status.exit_code,
+            started_at=status.started_at,
+            ended_at=status.ended_at,
+            host=status.host,
         )
     exit_code = outcome.exit_code if status.exit_code is None else status.exit_code
     # A replica that is asked to stop does not know why; only who asked knows that its time was up.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from atoll.errors import RunFailed
 from atoll.executors.local.request import local_status
+from atoll.failures import by_cause
 from atoll.replica.charge import Charge
 from atoll.replica.fate import Asked, fate_of
 from atoll.result import ErrorReport, ReplicaOutcome, RunResult, join, outcome_of
@@ -172,6 +174,40 @@ def failure_of(*outcomes: ReplicaOutcome) -> str:
 def raised(rank: int, traceback: str, message: str = "ValueError: no") -> ReplicaOutcome:
     error = ErrorReport("ValueError", message.removeprefix("ValueError: "), traceback)
     return ReplicaOutcome(rank, 0, S.FAILED, Reason.USER_ERROR, message, 1, error)
+
+
+def test_who_failed_on_its_own_is_told_before_those_who_waited_for_it():
+    waited = [raised(rank, "Traceback", "QuorumLost: no update from rank 2") for rank in (0, 1)]
+    lost = ErrorReport("atoll.errors.QuorumLost", "no update from rank 2")
+    waited = [replace(one, reason=Reason.TIMEOUT, error=lost, ended_at=5.0 + one.rank) for one in waited]
+    culprit = ReplicaOutcome(2, 0, S.FAILED, Reason.KILLED, "killed by SIGKILL", 137, ended_at=9.0)
+    stopped = ReplicaOutcome(3, 0, S.CANCELLED, Reason.CANCELLED, ended_at=1.0)
+    assert [o.rank for o in by_cause([*waited, culprit, stopped])] == [2, 0, 1, 3]
+    with pytest.raises(RunFailed) as caught:
+        RunResult("r", (*waited, culprit, stopped)).raise_for_failures()
+    told = [line.partition(":")[0] for line in caught.value.message.splitlines()[1:]]
+    assert told == ["  rank 2", "  ranks 0-1", "  rank 3"]
+    assert caught.value.hint == "atoll logs r --rank 2"
+
+
+def test_of_those_who_failed_on_their_own_the_first_one_is_told_first():
+    late, early = (replace(raised(rank, f"Traceback {rank}"), ended_at=9.0 - rank) for rank in (0, 1))
+    assert [o.rank for o in by_cause([late, early])] == [1, 0]
+
+
+def test_an_error_of_the_users_own_is_not_taken_for_one_of_ours():
+    own = replace(raised(1, "Traceback"), error=ErrorReport("mine.QuorumLost", "no"), ended_at=1.0)
+    other = replace(raised(0, "Traceback"), ended_at=2.0)
+    assert [o.rank for o in by_cause([other, own])] == [1, 0]
+
+
+def test_a_vain_wait_for_others_is_a_timeout_and_may_be_started_again():
+    record = {"state": "failed", "reason": "timeout", "message": "QuorumLost: x"}
+    charge = Charge(0, max_restarts=1, timeout_s=10, grace_s=1)
+    charge.started(100, now=0.0, wall=0.0)
+    charge.ended(fate_of(exited(5), Asked.NOTHING, record, limit_s=10, oom=False), wall=1.0)
+    charge.stored(now=1.0)
+    assert (charge.state, charge.attempt) == (S.PENDING, 1)
 
 
 def test_ranks_that_failed_alike_are_told_once():

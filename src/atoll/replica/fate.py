@@ -31,7 +31,8 @@ class Fate:
 
     @property
     def may_restart(self) -> bool:
-        return self.state is ReplicaState.FAILED and self.reason not in (Reason.TIMEOUT, Reason.PREEMPTED)
+        """As far as this end is concerned; who was asked to stop is not started again, whatever became of it."""
+        return self.state is ReplicaState.FAILED
 
 
 def fate_of(wait_status: int, asked: Asked, outcome: dict[str, Any] | None, *, limit_s: float, oom: bool) -> Fate:

@@ -200,4 +200,5 @@ def _given_up(watch: Watch, reason: str, missing: tuple[int, ...]) -> RoundError
     unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in watch.unreadable.items()]
     message = f"round {watch.round_no} has no quorum: {reason}" + "".join([*refused, *unreadable])
     hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
-    return QuorumLost(message, round_no=watch.round_no, missing=missing, hint=hint)
+    timed_out = watch.elapsed_s >= watch.member.quorum.deadline_s
+    return QuorumLost(message, round_no=watch.round_no, missing=missing, timed_out=timed_out, hint=hint)
