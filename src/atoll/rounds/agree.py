@@ -12,15 +12,13 @@ from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError, Stor
 from atoll.rounds import quorum
 from atoll.rounds.checks import strays
 from atoll.rounds.claims import Standing, fenced, standings
+from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.publish import mend_offer
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.watch import Watch, look, read_commit
-
-LONG_WAIT_S = 5.0
-"""Who waits longer than this says so in the store."""
 
 
 def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
