@@ -92,11 +92,19 @@ def _cut(line: str) -> str:
     return line if len(line) <= _LINE_CHARS else f"{line[:half]} … {line[-half:]}"
 
 
+def _head(outcome: ReplicaOutcome, message: str) -> str:
+    """State, reason, exit code and message, each said once: `cancelled on request` is all three."""
+    state, reason = str(outcome.state), str(outcome.reason)
+    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
+    if reason != state:
+        return f"{state}, {reason}{code}: {message}"
+    return f"{message}{code}" if message.startswith(state) else f"{state}{code}: {message}"
+
+
 def _way(outcome: ReplicaOutcome) -> Iterator[str]:
     """How a rank ended, in words that do not say which rank it is."""
-    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
     message, *more = outcome.message.strip().splitlines() or ["no reason given"]
-    yield f"{outcome.state}, {outcome.reason}{code}: {_cut(message)}"
+    yield _head(outcome, _cut(message))
     error = outcome.error
     if error is None or not error.traceback or outcome.reason in (Reason.CANCELLED, Reason.TIMEOUT):
         yield from _indented(more)

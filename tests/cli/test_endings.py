@@ -12,6 +12,22 @@ from atoll.cli.endings import ending_lines, ending_text, silence_text
 from atoll.status import Reason, ReplicaState, ReplicaStatus
 
 NOW = 1_000_000.0
+LOST = """
+import os, signal
+import numpy as np
+from atoll.rounds.client import RoundClient
+from atoll.rounds.layout import Layout
+from atoll.rounds.quorum import strict
+
+def rounds(ctx):
+    layout = Layout.of([("w", [64], "float32")])
+    quorum = strict(deadline_s=1.0)
+    with RoundClient(ctx.store, ctx.run_id, ctx.rank, ctx.world_size, layouts=[layout], quorum=quorum) as client:
+        client.join([np.zeros(64, np.float32).tobytes()])
+        if ctx.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        client.exchange(0, np.ones(64, np.float32), weight=1.0)
+"""
 
 
 def killed(rank: int) -> ReplicaStatus:
@@ -63,3 +79,41 @@ def test_of_many_endings_the_first_few_are_told_and_the_rest_named():
     assert last == "… and 4 more: ranks 8-11; `atoll status r`"
     assert silence_text([3], is_narrowed=False) == "rank 3 printed nothing"
     assert silence_text([], is_narrowed=False) == ""
+
+
+def test_the_report_of_a_lost_quorum_begins_with_its_cause(cli):
+    (cli.folder / "lostjob.py").write_text(LOST)
+    run = cli.detached("lostjob:rounds", "-n", 3)
+    done = cli("wait", run)
+    assert done.code == 1
+    report = done.stderr.partition("error: ")[2].splitlines()
+    assert report[1] == "  rank 2: failed, killed, exit code 137: killed by SIGKILL"
+    assert report[2].startswith("  ranks 0-1: failed, timeout, exit code 5: QuorumLost: round 0 has no quorum")
+    assert report[-1].startswith(f"hint: atoll logs {run} --rank 2")
+
+
+def test_who_is_cancelled_on_request_is_said_to_be_so_once(cli):
+    run = cli.detached("job:until", "--arg", f"gate={cli.folder / 'gate'}")
+    assert cli("cancel", run).code == 0
+    assert cli("wait", run).stderr.partition("error: ")[2].splitlines()[1] == (
+        "  rank 0: cancelled on request, exit code 143"
+    )
+    row = cli("status", run).stdout.splitlines()[-1]
+    assert row.count("cancelled") == 2, "its state, and on whose wish"
+    assert "cancelled at" in cli("logs", run).stderr
+    assert cli("logs", run).stderr.count("cancelled") == 1
+
+
+def test_who_is_cancelled_because_another_failed_is_told_of_that_one(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:bad_and_until", "-n", 2, "--arg", f"gate={gate}")
+    done = cli("wait", run, "--fail-fast")
+    assert done.code == 1
+    assert "  rank 1: cancelled because rank 0 failed, exit code 143" in done.stderr.splitlines()
+    assert "on request" not in done.stderr + cli("status", run).stdout + cli("logs", run).stderr
+
+
+def test_who_is_cancelled_at_a_deadline_is_told_of_that(cli):
+    run = cli.detached("job:until", "--arg", f"gate={cli.folder / 'gate'}")
+    assert cli("wait", run, "--timeout", "0.1s", "--on-deadline", "cancel").code == 124
+    assert "cancelled because it was still going after 0.1 s" in cli("status", run).stdout

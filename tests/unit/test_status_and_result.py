@@ -13,7 +13,7 @@ from atoll.failures import by_cause
 from atoll.replica.charge import Charge
 from atoll.replica.fate import Asked, fate_of
 from atoll.result import ErrorReport, ReplicaOutcome, RunResult, join, outcome_of
-from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.status import ON_REQUEST, Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
 
 S = ReplicaState
 
@@ -119,8 +119,16 @@ def test_the_store_knows_better_only_where_the_backend_forgot():
 
 def test_a_replica_told_to_leave_by_a_cancel_was_cancelled_and_not_preempted():
     left = {0: ReplicaOutcome(0, 0, S.FAILED, Reason.PREEMPTED)}
-    assert join(run_status(S.LOST), left, cancelled=True).state is S.CANCELLED
+    assert join(run_status(S.LOST), left, cancelled=ON_REQUEST).state is S.CANCELLED
     assert join(run_status(S.LOST), left).state is S.FAILED
+
+
+def test_why_a_run_was_cancelled_is_known_to_who_cancelled_it():
+    backend = RunStatus((ReplicaStatus(0, S.CANCELLED, Reason.CANCELLED, ON_REQUEST, 143),))
+    own = {0: ReplicaOutcome(0, 0, S.CANCELLED, Reason.CANCELLED, ON_REQUEST, 143)}
+    joined = join(backend, own, cancelled="cancelled because rank 1 failed").replicas[0]
+    assert outcome_of(joined, own[0]).message == "cancelled because rank 1 failed"
+    assert join(backend, own, cancelled=ON_REQUEST).replicas[0].message == ON_REQUEST
 
 
 def test_an_outcome_of_an_earlier_attempt_does_not_count():
@@ -220,6 +228,15 @@ def test_ranks_that_failed_alike_are_told_once():
         "  rank 3: failed, user_error, exit code 1: ValueError: no\n"
         "    Traceback:\n      there\n    ValueError: no"
     )
+
+
+def test_that_a_replica_was_cancelled_is_said_once():
+    stopped = ReplicaOutcome(0, 0, S.CANCELLED, Reason.CANCELLED, ON_REQUEST, 143)
+    text = failure_of(stopped, ReplicaOutcome(1, 0, S.CANCELLED, Reason.CANCELLED, "Stopped by a policy"))
+    assert text.splitlines()[1:] == [
+        "  rank 0: cancelled on request, exit code 143",
+        "  rank 1: cancelled: Stopped by a policy",
+    ]
 
 
 def test_of_a_long_traceback_both_ends_are_shown():

@@ -33,6 +33,8 @@ def ending_text(replica: ReplicaStatus, now: float) -> str:
     if replica.ended_at is not None and replica.started_at is not None:
         when += f", after {durations.text(replica.ended_at - replica.started_at)}"
     why = one_line(replica.message.strip().partition("\n")[0])
+    if why.startswith(f"{replica.state} "):
+        why = why.removeprefix(f"{replica.state} ")  # `cancelled on request`
     words = [] if str(replica.reason) == str(replica.state) else [str(replica.reason)]
     words += [] if replica.exit_code is None else [f"exit code {replica.exit_code}"]
     tail = f" ({', '.join(words)})" if words else ""

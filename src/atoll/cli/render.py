@@ -182,7 +182,8 @@ def most_telling(replicas: Sequence[ReplicaStatus], limit: int | None) -> list[R
 
 
 def reason_text(replica: ReplicaStatus) -> str:
-    return "" if replica.reason is Reason.OK else str(replica.reason)
+    """Empty where the state says the same."""
+    return "" if replica.reason is Reason.OK or str(replica.reason) == str(replica.state) else str(replica.reason)
 
 
 def round_cell(replica: ReplicaStatus) -> Cell:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from atoll.status import Reason, ReplicaState
+from atoll.status import ON_REQUEST, Reason, ReplicaState
 
 
 class Asked(StrEnum):
@@ -47,7 +47,7 @@ def fate_of(wait_status: int, asked: Asked, outcome: dict[str, Any] | None, *, l
             ReplicaState.FAILED, Reason.TIMEOUT, f"still running after its limit of {limit_s:g} s", _shell(code)
         )
     if asked is Asked.CANCEL:
-        return Fate(ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled on request", _shell(code))
+        return Fate(ReplicaState.CANCELLED, Reason.CANCELLED, ON_REQUEST, _shell(code))
     if asked is Asked.PREEMPT:
         message = "the machine asked this replica to stop (SIGTERM)"
         return Fate(ReplicaState.FAILED, Reason.PREEMPTED, message, _shell(code))
