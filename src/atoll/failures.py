@@ -36,11 +36,15 @@ def failure_text(run_id: str, total: int, failed: Sequence[ReplicaOutcome]) -> s
     return "\n".join(lines)
 
 
-def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome]) -> str:
-    """The command that shows more of the rank that began it."""
+def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome], *, could_restart: bool = False) -> str:
+    """The command that shows more of the rank that began it; and what would have brought that one back."""
     import shlex
 
-    return f"atoll logs {shlex.quote(run_id)} --rank {by_cause(failed)[0].rank}"
+    cause = by_cause(failed)[0]
+    logs = f"atoll logs {shlex.quote(run_id)} --rank {cause.rank}"
+    if could_restart and cause.reason in (Reason.KILLED, Reason.PREEMPTED):
+        return f"{logs}; with `--max-restarts N` a replica that ends so is started again"
+    return logs
 
 
 def by_cause(failed: Iterable[ReplicaOutcome]) -> list[ReplicaOutcome]:

@@ -60,6 +60,8 @@ class RunResult:
 
     run_id: str
     outcomes: tuple[ReplicaOutcome, ...]
+    could_restart: bool = False
+    """Nobody asked for restarts, and the backend has them."""
 
     @property
     def ok(self) -> bool:
@@ -78,7 +80,7 @@ class RunResult:
         failed = self.failures()
         if failed:
             text = failure_text(self.run_id, len(self.outcomes), failed)
-            raise RunFailed(text, result=self, hint=failure_hint(self.run_id, failed))
+            raise RunFailed(text, result=self, hint=failure_hint(self.run_id, failed, could_restart=self.could_restart))
         return self
 
     def to_json(self) -> dict[str, Any]:

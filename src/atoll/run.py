@@ -252,7 +252,9 @@ class Run:
         if not status.is_terminal:
             raise WaitTimeout(f"run `{self.id}` is not over: it is {status.state}", hint=f"atoll wait {self.id}")
         joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
-        return RunResult(self.id, tuple(self._with_last_lines(outcome) for outcome in joined))
+        told = tuple(self._with_last_lines(outcome) for outcome in joined)
+        could_restart = self.spec.placement.max_restarts == 0 and self.executor.capabilities.max_restarts != 0
+        return RunResult(self.id, told, could_restart)
 
     def logs(
         self,

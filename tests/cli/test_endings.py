@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 
 from cli_process import Cli
 
@@ -21,7 +22,7 @@ from atoll.rounds.quorum import strict
 
 def rounds(ctx):
     layout = Layout.of([("w", [64], "float32")])
-    quorum = strict(deadline_s=1.0)
+    quorum = strict(deadline_s=3.0)
     with RoundClient(ctx.store, ctx.run_id, ctx.rank, ctx.world_size, layouts=[layout], quorum=quorum) as client:
         client.join([np.zeros(64, np.float32).tobytes()])
         if ctx.rank == 2:
@@ -117,3 +118,27 @@ def test_who_is_cancelled_at_a_deadline_is_told_of_that(cli):
     run = cli.detached("job:until", "--arg", f"gate={cli.folder / 'gate'}")
     assert cli("wait", run, "--timeout", "0.1s", "--on-deadline", "cancel").code == 124
     assert "cancelled because it was still going after 0.1 s" in cli("status", run).stdout
+
+
+def test_a_replica_that_was_started_again_is_said_to_be_so_and_why(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:killed_once", "-n", 2, "--max-restarts", 1, "--arg", f"gate={gate}")
+    while cli("status", run, "--json").data["replicas"][1]["attempt"] == 0:
+        pass
+    why = "restarted: rank 1 (attempt 0 ended: killed by SIGKILL)"
+    assert f"\nagain     {why}\n" in cli("status", run).stdout
+    watching = cli.start("wait", run, stderr=subprocess.PIPE)
+    assert watching.stderr is not None
+    assert why in watching.stderr.readline().decode()
+    gate.touch()
+    assert why not in watching.communicate(timeout=60)[1].decode().splitlines()[-1]
+    assert watching.returncode == 0
+    assert "restarted" not in cli("status", run).stdout
+
+
+def test_a_killed_replica_that_was_not_to_be_started_again_could_have_been(cli):
+    run = cli.detached("job:killed_once", "-n", 2, "--arg", f"gate={cli.folder}")
+    done = cli("wait", run)
+    assert done.stderr.splitlines()[-1] == (
+        f"hint: atoll logs {run} --rank 1; with `--max-restarts N` a replica that ends so is started again"
+    )

@@ -89,6 +89,7 @@ def test_a_charge_restarts_until_it_may_not_and_its_limit_counts_from_the_first_
     assert (charge.state, charge.attempt, charge.start_at) == (S.PENDING, 1, 1.25)
     charge.started(101, now=2.0, wall=2.0)
     assert charge.limit_at == 10.0
+    assert charge.message == "attempt 0 ended: the process exited with code 1 before it could report"
     charge.ended(fate_of(exited(1), Asked.NOTHING, None, limit_s=10, oom=False), wall=3.0)
     charge.stored(now=3.0)
     assert (charge.state, charge.attempt) == (S.FAILED, 1)
@@ -196,6 +197,16 @@ def test_who_failed_on_its_own_is_told_before_those_who_waited_for_it():
     told = [line.partition(":")[0] for line in caught.value.message.splitlines()[1:]]
     assert told == ["  rank 2", "  ranks 0-1", "  rank 3"]
     assert caught.value.hint == "atoll logs r --rank 2"
+
+
+@pytest.mark.parametrize(
+    ("reason", "could_restart", "is_told"),
+    [(Reason.KILLED, True, True), (Reason.KILLED, False, False), (Reason.USER_ERROR, True, False)],
+)
+def test_that_a_killed_replica_could_be_started_again_is_told_where_it_is_so(reason, could_restart, is_told):
+    with pytest.raises(RunFailed) as caught:
+        RunResult("r", (ReplicaOutcome(0, 0, S.FAILED, reason, "m"),), could_restart).raise_for_failures()
+    assert ("--max-restarts" in (caught.value.hint or "")) is is_told
 
 
 def test_of_those_who_failed_on_their_own_the_first_one_is_told_first():
