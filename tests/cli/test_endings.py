@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 
+import pytest
 from cli_process import Cli
 
 from atoll.cli.endings import ending_lines, ending_text, silence_text
@@ -38,6 +40,19 @@ def killed(rank: int) -> ReplicaStatus:
 
 def kill(cli: Cli, run: str, rank: int) -> None:
     os.kill(int(cli("status", run, "--json").data["replicas"][rank]["native_id"]), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, str]]:
+    """A run in which rank 2 of 3 was killed before the first round, and the others waited for it in vain."""
+    cli = Cli(tmp_path_factory.mktemp("lost"))
+    (cli.folder / "lostjob.py").write_text(LOST)
+    try:
+        run = cli.detached("lostjob:rounds", "-n", 3)
+        assert cli("wait", run).code == 1
+        yield cli, run
+    finally:
+        cli.end_everything()
 
 
 def test_logs_of_a_killed_replica_that_was_silent_say_what_is_known(cli):
@@ -82,15 +97,19 @@ def test_of_many_endings_the_first_few_are_told_and_the_rest_named():
     assert silence_text([], is_narrowed=False) == ""
 
 
-def test_the_report_of_a_lost_quorum_begins_with_its_cause(cli):
-    (cli.folder / "lostjob.py").write_text(LOST)
-    run = cli.detached("lostjob:rounds", "-n", 3)
+def test_the_report_of_a_lost_quorum_begins_with_its_cause(lost):
+    cli, run = lost
     done = cli("wait", run)
     assert done.code == 1
     report = done.stderr.partition("error: ")[2].splitlines()
     assert report[1] == "  rank 2: failed, killed, exit code 137: killed by SIGKILL"
     assert report[2].startswith("  ranks 0-1: failed, timeout, exit code 5: QuorumLost: round 0 has no quorum")
     assert report[-1].startswith(f"hint: atoll logs {run} --rank 2")
+
+
+def test_nobody_is_told_to_verify_a_run_later_that_is_over(lost, inside):
+    done = inside.at(lost[0])("verify", lost[1], "--json")
+    assert (done.code, done.error["hint"]) == (5, None)
 
 
 def test_who_is_cancelled_on_request_is_said_to_be_so_once(cli):
