@@ -161,3 +161,16 @@ def test_a_killed_replica_that_was_not_to_be_started_again_could_have_been(cli):
     assert done.stderr.splitlines()[-1] == (
         f"hint: atoll logs {run} --rank 1; with `--max-restarts N` a replica that ends so is started again"
     )
+
+
+def test_status_shows_the_pid_of_a_replica_that_runs_here(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={gate}")
+    pids = [replica["native_id"] for replica in cli("status", run, "--json").data["replicas"]]
+    title, *rows = cli("status", run).stdout.partition("\n\n")[2].splitlines()
+    assert "id" in title.split()
+    assert all(pid in row.split() for pid, row in zip(pids, rows, strict=True))
+    os.kill(int(pids[0]), signal.SIGKILL)
+    gate.touch()
+    assert cli("wait", run).code == 1
+    assert " id " not in cli("status", run).stdout, "a pid of the past may be somebody else's by now"
