@@ -13,10 +13,12 @@ from atoll import errors
 from atoll.status import Reason
 
 if TYPE_CHECKING:
-    from atoll.result import ReplicaOutcome
+    from atoll.result import ErrorReport, ReplicaOutcome
 
 _MOST_WAYS = 8
 _FIRST_LINES, _LAST_LINES = 10, 20
+_MESSAGE_LINES = 5
+"""Of each end of a message below a traceback: the frame that raised it must stay in sight."""
 _LINE_CHARS = 2000
 """A message can be a single line as long as a log."""
 
@@ -80,15 +82,28 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank {listed}" if listed.isdecimal() else f"ranks {listed}"
 
 
-def _indented(lines: Sequence[str]) -> Iterator[str]:
+def _raised(error: ErrorReport) -> Iterator[str]:
+    """A traceback, its frames and its message each cut in the middle: where it was raised is just between the two."""
+    text = error.traceback.rstrip()
+    before, found, after = text.rpartition(error.message.rstrip() or text)
+    frames, _, head = before.rpartition("\n")
+    if not frames:
+        yield from _indented(text.splitlines())
+        return
+    message = list(_indented(f"{head}{found}{after}".splitlines(), _MESSAGE_LINES, _MESSAGE_LINES))
+    yield from _indented(frames.splitlines(), _FIRST_LINES, max(_MESSAGE_LINES, _LAST_LINES - len(message)))
+    yield from message
+
+
+def _indented(lines: Sequence[str], first: int = _FIRST_LINES, last: int = _LAST_LINES) -> Iterator[str]:
     """The lines; of too many the first and the last, and how many are missing between them."""
-    hidden = len(lines) - _FIRST_LINES - _LAST_LINES
+    hidden = len(lines) - first - last
     if hidden < 2:  # saying so takes a line, too
         yield from (f"    {_cut(line)}" for line in lines)
         return
-    yield from (f"    {_cut(line)}" for line in lines[:_FIRST_LINES])
+    yield from (f"    {_cut(line)}" for line in lines[:first])
     yield f"    … {hidden} lines left out …"
-    yield from (f"    {_cut(line)}" for line in lines[-_LAST_LINES:])
+    yield from (f"    {_cut(line)}" for line in lines[-last:])
 
 
 def _cut(line: str) -> str:
@@ -116,4 +131,4 @@ def _way(outcome: ReplicaOutcome) -> Iterator[str]:
         return
     if error.message not in outcome.message:  # else the traceback ends with all of it
         yield from _indented(more)
-    yield from _indented(error.traceback.rstrip().splitlines())
+    yield from _raised(error)

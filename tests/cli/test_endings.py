@@ -174,3 +174,15 @@ def test_status_shows_the_pid_of_a_replica_that_runs_here(cli):
     gate.touch()
     assert cli("wait", run).code == 1
     assert " id " not in cli("status", run).stdout, "a pid of the past may be somebody else's by now"
+
+
+def test_a_long_message_leaves_the_line_that_raised_it_in_the_report(cli):
+    deep = [f"def f{n}():\n    return f{n + 1}()\n" for n in range(8)]
+    wordy = 'def f8():\n    raise ValueError("\\n".join(f"line {n}" for n in range(60)))\n'
+    (cli.folder / "wordy.py").write_text("".join([*deep, wordy]))
+    done = cli("run", "wordy:f0")
+    assert done.code == 1
+    assert 'wordy.py", line 18, in f8' in done.stderr
+    assert "ValueError: line 0\n" in done.stderr
+    assert "    line 59\n" in done.stderr
+    assert "    line 30\n" not in done.stderr

@@ -257,6 +257,27 @@ def test_of_a_long_traceback_both_ends_are_shown():
     assert shown == [*lines[:10], "… 70 lines left out …", *lines[-20:]]
 
 
+def test_of_a_long_message_the_middle_is_cut_and_the_frame_that_raised_it_stays():
+    frames = ["Traceback (most recent call last):", *(f"  frame {number}" for number in range(40))]
+    message = [f"line {number}" for number in range(30)]
+    text = "\n".join(message)
+    shown = failure_of(raised(0, "\n".join([*frames, f"ValueError: {text}"]), f"ValueError: {text}")).splitlines()[2:]
+    assert [line.strip() for line in shown] == [
+        *(line.strip() for line in frames[:10]),
+        "… 22 lines left out …",
+        *(line.strip() for line in frames[-9:]),
+        "ValueError: line 0",
+        *message[1:5],
+        "… 20 lines left out …",
+        *message[-5:],
+    ]
+
+
+def test_notes_below_a_message_are_part_of_it():
+    shown = failure_of(raised(0, "Traceback:\n  here\nValueError: no\na note", "ValueError: no")).splitlines()[2:]
+    assert [line.strip() for line in shown] == ["Traceback:", "here", "ValueError: no", "a note"]
+
+
 def test_nothing_is_left_out_where_saying_so_would_take_as_much_room():
     assert "left out" not in failure_of(raised(0, "\n".join(f"frame {number}" for number in range(31))))
 
