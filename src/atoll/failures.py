@@ -43,7 +43,9 @@ def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome], *, could_restart
     import shlex
 
     cause = by_cause(failed)[0]
-    logs = f"atoll logs {shlex.quote(run_id)} --rank {cause.rank}"
+    way = list(_way(cause))
+    rank = min(outcome.rank for outcome in failed if list(_way(outcome)) == way)  # alike: which was first is chance
+    logs = f"atoll logs {shlex.quote(run_id)} --rank {rank}"
     if could_restart and cause.reason in (Reason.KILLED, Reason.PREEMPTED):
         return f"{logs}; with `--max-restarts N` a replica that ends so is started again"
     return logs

@@ -214,6 +214,12 @@ def test_of_those_who_failed_on_their_own_the_first_one_is_told_first():
     assert [o.rank for o in by_cause([late, early])] == [1, 0]
 
 
+def test_of_those_who_failed_alike_the_hint_names_the_lowest_rank():
+    alike = [replace(raised(rank, "Traceback"), ended_at=9.0 - rank) for rank in (0, 1)]
+    with pytest.raises(RunFailed, match=r"hint: atoll logs r --rank 0"):
+        RunResult("r", tuple(alike)).raise_for_failures()
+
+
 def test_an_error_of_the_users_own_is_not_taken_for_one_of_ours():
     own = replace(raised(1, "Traceback"), error=ErrorReport("mine.QuorumLost", "no"), ended_at=1.0)
     other = replace(raised(0, "Traceback"), ended_at=2.0)
