@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +51,8 @@ def walls(asked: Asked) -> Iterator[Row]:
     """Wall, CPU, bytes and requests of every way to average, for each N and size."""
     for replicas in asked.replicas:
         for mib in asked.mib:
-            with _scratch(asked) as (folder, server):
-                yield from wall_rows(folder, asked.plain, server, replicas, mib, asked.repeat)
+            with _scratch(asked) as (folder, server), _small(asked) as plain:
+                yield from wall_rows(folder, plain, server, replicas, mib, asked.repeat)
 
 
 def memory(asked: Asked) -> Iterator[Row]:
@@ -97,6 +97,16 @@ class _scratch:  # noqa: N801 - used like a function
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
+
+
+@contextmanager
+def _small(asked: Asked) -> Iterator[Path | None]:
+    """A fresh folder in memory without large pages, if the other one has them."""
+    if asked.plain is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir=asked.plain) as folder:
+        yield Path(folder)
 
 
 def main() -> int:

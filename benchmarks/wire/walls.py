@@ -111,7 +111,7 @@ def _byte_rows(name: str, seen: Round, replicas: int, mib: int) -> Iterator[Row]
     found = sum(most["requests"].values()) - most["misses"]
     yield Row(f"{name}: requests / bound", replicas, mib, found / bound, 1.0, note=note)
     misses = median([f["misses"] for f in facts])
-    yield Row(f"{name}: GETs that missed", replicas, mib, misses, float(replicas), note=_phases(facts))
+    yield Row(f"{name}: GETs that missed", replicas, mib, misses, note=_phases(facts))
 
 
 def _server_rows(seen: Traffic, replicas: int, mib: int) -> Iterator[Row]:

@@ -15,11 +15,12 @@ import numpy as np
 from atoll.errors import CorruptUpdate, StoreError
 from atoll.rounds import fused
 from atoll.rounds.average import Reduced, finish
+from atoll.rounds.averaging import Foreseen, mean_name
 from atoll.rounds.chunks import check_update, told, update_header
 from atoll.rounds.codec import F32, as_bytes, codec
 from atoll.rounds.incoming import Incoming
 from atoll.rounds.ops import Gather, Steps
-from atoll.rounds.parts import Foreseen, joined, mean_name
+from atoll.rounds.parts import joined
 from atoll.rounds.party import Party, Seat
 from atoll.rounds.records import text
 from atoll.rounds.reduce import Accumulator

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind, StoreUnavailable
 from atoll.rounds import fused
+from atoll.rounds.averaging import Averaging, Foreseen
 from atoll.rounds.chunks import Encoded
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.incoming import Incoming
@@ -19,8 +20,6 @@ from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Discard, Gather, Steps
 from atoll.rounds.parts import (
-    Averaging,
-    Foreseen,
     contribution_of,
     end_word,
     fetch_offers,

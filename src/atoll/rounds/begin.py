@@ -11,9 +11,9 @@ from typing import Any
 
 from atoll.errors import Conflict, InvalidSpec
 from atoll.rounds import blobs
+from atoll.rounds.distance import CLOSE_S, good_chunk
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import default_chunk
-from atoll.rounds.member import NEAR_S, Tuning
+from atoll.rounds.member import Tuning
 from atoll.rounds.ops import Steps
 from atoll.rounds.records import Agreement, Blob
 from atoll.rounds.requests import Requests
@@ -127,23 +127,14 @@ def _trip(io: Requests, keys: RoundKeys) -> Steps[float]:
 
 
 def _good_chunk(io: Requests, keys: RoundKeys, wanted: Agreement) -> Steps[int]:
-    """From the size of what is averaged, and the distance to the store: where requests are quick, fewer cost less."""
-    size = max((layout.size for layout in wanted.layouts), default=0)
+    """From the size of what is averaged, and the distance to the store."""
     trip_s = yield from _trip(io, keys)
-    if trip_s >= _CLOSE_S:
+    if trip_s >= CLOSE_S:
         trip_s = min(trip_s, (yield from _trip(io, keys)))  # a busy machine may have kept the first one waiting
-    if trip_s >= _CLOSE_S:
-        return default_chunk(size, _CHUNKS)
-    few = max(_FEW_CHUNKS, wanted.world_size, 0 if trip_s < NEAR_S else size // _CLOSE_VALUES)
-    return default_chunk(size, min(_CHUNKS, few))
+    return good_chunk(trip_s, max((layout.size for layout in wanted.layouts), default=0), wanted.world_size)
 
 
 ANY_CHUNK = 0
 """Stands in `wanted.chunk` for whatever was agreed, or will be chosen."""
-_CHUNKS, _FEW_CHUNKS = 16, 4
-_CLOSE_S = 0.002
-"""Small requests faster than this: the server is next door, and a request costs more in work than in waiting."""
-_CLOSE_VALUES = 4 << 20
-"""Chunks no larger than this there: many are in memory at once."""
 NO_BLOB = Blob(0, "0" * 32, 0, ())
 """Stands in `wanted.initial` until the weights have been looked at."""

@@ -10,15 +10,11 @@ from typing import Any, TypeVar
 
 from atoll._time import Clock
 from atoll.rounds.ops import Create, Delete, Discard, Gather, Get, List, Op, Open, Put, Request, Sleep, Steps
-from atoll.stores.base import Store, open_body
+from atoll.stores.base import Store, open_body, recycles
 
 T = TypeVar("T")
 _MANY = 1024
 """Threads start only when they are needed, so this is no cost."""
-
-
-def recycles(store: Store) -> bool:
-    return getattr(store, "recycles", False) is True  # `isinstance` with a protocol takes longer than deleting a file
 
 
 def answer(store: Store, request: Request) -> Any:

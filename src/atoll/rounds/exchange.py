@@ -14,11 +14,11 @@ from atoll.errors import CorruptUpdate, LeftBehind
 from atoll.rounds.agree import agree
 from atoll.rounds.anticipate import anticipate
 from atoll.rounds.average import average
+from atoll.rounds.averaging import Averaging
 from atoll.rounds.claims import check_rank
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
-from atoll.rounds.parts import Averaging
 from atoll.rounds.publish import announce, has_announced, upload
 from atoll.rounds.records import Commit
 from atoll.rounds.requests import Counters

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from atoll._time import backoff
 from atoll.rounds.checks import Expected
 from atoll.rounds.codec import codec
+from atoll.rounds.distance import AT_ONCE_S, NEAR_S, good_connections
 from atoll.rounds.events import EventLog
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Grid, Layout
@@ -19,13 +19,6 @@ from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Agreement, Claim, Commit
 from atoll.rounds.requests import Requests
 
-NEAR_S = 0.0003
-"""Small requests faster than this: the store is this machine's own."""
-_CONNECTIONS = ((NEAR_S, 4), (0.03, 16))
-"""Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
-_MOST_CONNECTIONS = 48
-_AT_ONCE_S = 0.0001
-"""Small requests faster than this: nobody answers them but our own processor, which copies when it has several."""
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
@@ -137,11 +130,7 @@ class Member:
         """Bulk requests in flight at once."""
         if self.tuning.connections is not None:
             return max(1, self.tuning.connections)
-        trip_s = min(self.memory.trips, default=_AT_ONCE_S)
-        wanted = next((few for limit_s, few in _CONNECTIONS if trip_s < limit_s), _MOST_CONNECTIONS)
-        if trip_s < _AT_ONCE_S:
-            return max(2, min(wanted, _cores()))
-        return max(wanted, min(len(self.memory.members), _MOST_CONNECTIONS))
+        return good_connections(min(self.memory.trips, default=AT_ONCE_S), len(self.memory.members))
 
     @property
     def is_near(self) -> bool:
@@ -183,12 +172,6 @@ class Member:
             tuple(self.memory.norms.get(fragment, ())),
             self.tuning.outlier_factor,
         )
-
-
-@cache
-def _cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=64)

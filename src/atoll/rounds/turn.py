@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from atoll.rounds.averaging import Foreseen
 from atoll.rounds.codec import F32
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
-from atoll.rounds.parts import Foreseen
 from atoll.rounds.publish import Seen, draft_offer, is_inline
 from atoll.rounds.records import Commit
 from atoll.rounds.vectors import Room, Sink, Source

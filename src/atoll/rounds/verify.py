@@ -26,7 +26,7 @@ from atoll.rounds.party import Party
 from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Snapshot
 from atoll.rounds.reduce import weighted_mean
 from atoll.rounds.seal import checksum
-from atoll.stores.base import Buffer, Recycling, Store
+from atoll.stores.base import Buffer, Store, recycles
 
 T = TypeVar("T")
 
@@ -238,7 +238,7 @@ class Verification:
 
     def _part(self, offer: Offer, grid: Grid, chunk: int) -> F32 | None:
         """One rank's values; None where the rank kept them, or the store has used their space again."""
-        is_kept = offer.is_held(chunk) or (isinstance(self._store, Recycling) and self._store.recycles)
+        is_kept = offer.is_held(chunk) or recycles(self._store)
         try:
             return self._chunk(offer, grid, chunk)
         except KeyNotFound:

@@ -81,6 +81,11 @@ class Recycling(Protocol):
     def recycles(self) -> bool: ...
 
 
+def recycles(store: Store) -> bool:
+    """Whether the space of what is deleted is written again, so that a late reader may find other bytes there."""
+    return getattr(store, "recycles", False) is True  # `isinstance` with a protocol takes longer than deleting a file
+
+
 class Body(Protocol):
     """An object that is being read from its beginning. For one thread at a time."""
 

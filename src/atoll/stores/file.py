@@ -33,9 +33,10 @@ _AFTER_REFUSAL_S = 60.0
 """How long no huge page is asked for where there was none: to look for one may take long."""
 _numbers = count()
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
-_SLICE = 1 << 20
-"""Written by one call: where large pages are allowed, the kernel takes some of this size. Of twice the size it might
-have none left but those that a virtual machine has given back to its host, and to get them again takes longer."""
+_SLICE = 1 << 18
+"""Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly
+faster, and may be had only of memory that a virtual machine has given back to its host, which takes many times as
+long."""
 
 
 class FileStore:

@@ -10,7 +10,7 @@ from itertools import cycle
 import pytest
 
 from atoll.errors import BadKey, KeyNotFound, StoreUnavailable
-from atoll.stores.base import Body, Recycling, Store, open_body
+from atoll.stores.base import Body, Store, open_body, recycles
 
 BIG = 8 * 1024 * 1024 + 1
 _MIDDLE = 3_000_001  # more than a socket's buffers hold, so that most of it is still on its way when it is opened
@@ -89,7 +89,7 @@ class BodyClauses:
         store.put("a.bin", old)
         with closing(open_body(store, "a.bin")) as body:
             store.delete("a.bin")
-            if not (isinstance(store, Recycling) and store.recycles):  # which says that it may give other bytes then
+            if not recycles(store):  # which says that it may give other bytes then
                 store.put("b.bin", bytes(_MIDDLE))
             assert _rest_or_nothing(body, 0, old) in (old, None)
         with pytest.raises(KeyNotFound):
