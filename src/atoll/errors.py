@@ -216,10 +216,21 @@ class RoundError(AtollError):
 
 
 class QuorumLost(RoundError):
-    """Too few updates arrived before the deadline. `missing` names the ranks."""
+    """Too few updates arrived before the deadline. `missing` names the ranks.
 
-    def __init__(self, message: str, *, round_no: int, missing: Sequence[int] = (), hint: str | None = None) -> None:
-        self.missing = tuple(missing)
+    `timed_out` is False where the deadline was not waited for, because no more could come.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        round_no: int,
+        missing: Sequence[int] = (),
+        timed_out: bool = True,
+        hint: str | None = None,
+    ) -> None:
+        self.missing, self.timed_out = tuple(missing), timed_out
         super().__init__(message, round_no=round_no, hint=hint)
 
 

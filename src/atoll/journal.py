@@ -22,6 +22,7 @@ from atoll.handle import RunHandle
 from atoll.rounds import keys
 from atoll.rounds.keys import RunKeys
 from atoll.spec import RunSpec
+from atoll.status import ON_REQUEST
 from atoll.stores.base import Store
 
 FORMAT = 1
@@ -97,12 +98,21 @@ def read_handle(store: Store, run_id: str) -> RunHandle | None:
         return None
 
 
-def record_cancel(store: Store, run_id: str) -> None:
-    """Say that the run was asked to stop, for whoever looks when the backend has forgotten it."""
+def record_cancel(store: Store, run_id: str, why: str) -> None:
+    """Say that the run was asked to stop, and why: the backend is not told, and may forget. The first word counts."""
     try:
-        store.create(RunKeys(run_id).cancelled(), _encode({"at": time.time()}))
+        store.create(RunKeys(run_id).cancelled(), _encode({"at": time.time(), "why": why}))
     except KeyExists:
         pass
+
+
+def cancel_reason(store: Store, run_id: str) -> str | None:
+    """Why the run was asked to stop, as a sentence about a replica; None if it was not."""
+    try:
+        why = _decode(store.get(RunKeys(run_id).cancelled())).get("why")
+    except KeyNotFound:
+        return None
+    return why if isinstance(why, str) else ON_REQUEST
 
 
 def is_cancelled(store: Store, run_id: str) -> bool:

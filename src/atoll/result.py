@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.errors import RunFailed
 from atoll.failures import failure_hint, failure_text
-from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 
 _LAST_LINE_CHARS = 2000
 """A progress bar can make a single line of a whole log."""
@@ -60,6 +60,8 @@ class RunResult:
 
     run_id: str
     outcomes: tuple[ReplicaOutcome, ...]
+    could_restart: bool = False
+    """Nobody asked for restarts, and the backend has them."""
 
     @property
     def ok(self) -> bool:
@@ -80,23 +82,25 @@ class RunResult:
         failed = self.failures()
         if failed:
             text = failure_text(self.run_id, len(self.outcomes), failed)
-            raise RunFailed(text, result=self, hint=failure_hint(self.run_id, failed))
+            raise RunFailed(text, result=self, hint=failure_hint(self.run_id, failed, could_restart=self.could_restart))
         return self
 
     def to_json(self) -> dict[str, Any]:
         return {"run_id": self.run_id, "ok": self.ok, "outcomes": [outcome.to_json() for outcome in self.outcomes]}
 
 
-def join(status: RunStatus, outcomes: Mapping[int, ReplicaOutcome], *, cancelled: bool = False) -> RunStatus:
+def join(status: RunStatus, outcomes: Mapping[int, ReplicaOutcome], *, cancelled: str | None = None) -> RunStatus:
     """Two witnesses, one answer: the backend's status, corrected by what replicas wrote in the store.
 
     The store knows better only where the backend forgot (LOST), and where a process that ended well left no outcome.
-    `cancelled` says that the store has a request to stop: a replica told to leave then was cancelled, not preempted.
+    `cancelled` is why the store has a request to stop: a replica told to leave then was cancelled, not preempted.
     """
     return status.with_replicas(_join_one(r, outcomes.get(r.rank), cancelled) for r in status.replicas)
 
 
-def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: bool) -> ReplicaStatus:
+def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: str | None) -> ReplicaStatus:
+    if replica.state is ReplicaState.CANCELLED and cancelled not in (None, ON_REQUEST):
+        return replace(replica, message=cancelled or "")  # the backend knows that, and not why
     if replica.state is ReplicaState.SUCCEEDED and outcome is None:
         message = "the process ended well but left no outcome record in the store"
         why = f"{message}: {replica.message}" if replica.message else message
@@ -105,8 +109,7 @@ def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled:
         return replica
     if replica.state is ReplicaState.LOST:
         if cancelled and outcome.reason is Reason.PREEMPTED:
-            message = "cancelled on request"
-            return replace(replica, state=ReplicaState.CANCELLED, reason=Reason.CANCELLED, message=message)
+            return replace(replica, state=ReplicaState.CANCELLED, reason=Reason.CANCELLED, message=cancelled)
         return replace(
             replica,
             state=outcome.state,
@@ -122,11 +125,19 @@ def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> Replica
     """The outcome to show for a rank: its own record, under the joined verdict on its state."""
     if outcome is None or outcome.attempt < status.attempt:
         return ReplicaOutcome(
-            status.rank, status.attempt, status.state, status.reason, status.message, status.exit_code, host=status.host
+            status.rank,
+            status.attempt,
+            status.state,
+            status.reason,
+            status.message,
+            status.exit_code,
+            started_at=status.started_at,
+            ended_at=status.ended_at,
+            host=status.host,
         )
     exit_code = outcome.exit_code if status.exit_code is None else status.exit_code
-    # A replica that is asked to stop does not know why; only who asked knows that its time was up.
-    if status.state is outcome.state and status.reason is not Reason.TIMEOUT:
+    # A replica that is asked to stop does not know why; only who asked knows that its time was up, or who had failed.
+    if status.state is outcome.state and status.reason not in (Reason.TIMEOUT, Reason.CANCELLED):
         return replace(outcome, exit_code=exit_code)
     message = status.message or outcome.message
     return replace(outcome, state=status.state, reason=status.reason, message=message, exit_code=exit_code)

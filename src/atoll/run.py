@@ -14,11 +14,12 @@ from atoll.context import RunContext
 from atoll.entry import Entry, is_loading, is_own_script
 from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
 from atoll.executors.base import Executor, Originator, Plan, Preflighter
+from atoll.failures import ranks_text
 from atoll.handle import RunHandle
 from atoll.home import default_store
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
 from atoll.spec import Code, RunSpec
-from atoll.status import Reason, ReplicaState, RunStatus
+from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
 from atoll.stores.base import Store
 from atoll.wait import OnDeadline, wait
 from atoll.witness import Witness
@@ -219,18 +220,21 @@ class Run:
             )
         except WaitTimeout as exc:
             if on_deadline == "cancel":
-                self.cancel()
+                self._cancel(f"cancelled because it was still going after {timeout_s:g} s")
                 raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}") from exc
             raise WaitTimeout(f"run `{self.id}` is {exc.message}", hint=f"atoll wait {self.id}") from exc
         if fail_fast and not status.is_terminal:
-            self.cancel()
+            self._cancel(f"cancelled because {_ended(status)}")
             return self.status()
         return status
 
     def cancel(self) -> None:
         """Stop every replica; returns when nothing runs. A run that was not started yet never will be."""
+        self._cancel(ON_REQUEST)
+
+    def _cancel(self, why: str) -> None:
         if not self.status(progress=False).is_terminal:
-            journal.record_cancel(self.store, self.id)
+            journal.record_cancel(self.store, self.id, why)
         self._handle = self._handle or journal.read_handle(self.store, self.id)
         if self._handle is None and journal.has_intent(self.store, self.id):
             # A launcher died between intent and handle. Submitting again adopts whatever it started.
@@ -248,7 +252,9 @@ class Run:
         if not status.is_terminal:
             raise WaitTimeout(f"run `{self.id}` is not over: it is {status.state}", hint=f"atoll wait {self.id}")
         joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
-        return RunResult(self.id, tuple(self._with_last_lines(outcome) for outcome in joined))
+        told = tuple(self._with_last_lines(outcome) for outcome in joined)
+        could_restart = self.spec.placement.max_restarts == 0 and self.executor.capabilities.max_restarts != 0
+        return RunResult(self.id, told, could_restart)
 
     def logs(
         self,
@@ -294,8 +300,9 @@ class Run:
         return self.executor.status(self._handle)
 
     def _joined(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
-        forgotten = any(replica.state is ReplicaState.LOST for replica in backend.replicas)
-        return join(backend, outcomes, cancelled=forgotten and journal.is_cancelled(self.store, self.id))
+        may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
+        why = journal.cancel_reason(self.store, self.id) if may_be_cancelled else None
+        return join(backend, outcomes, cancelled=why)
 
     def _with_last_lines(self, outcome: ReplicaOutcome) -> ReplicaOutcome:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
@@ -306,6 +313,12 @@ class Run:
 def _needs_store(status: RunStatus) -> bool:
     """While a run is going the backend knows best; what it forgot, and how it ended, the store knows."""
     return status.is_terminal or any(r.state is ReplicaState.LOST for r in status.replicas)
+
+
+def _ended(status: RunStatus) -> str:
+    """Such as `rank 1 failed`: those who ended other than well."""
+    states = sorted({str(replica.state) for replica in status.failures()})
+    return f"{ranks_text(replica.rank for replica in status.failures())} {' or '.join(states)}"
 
 
 def _working_folder() -> str:

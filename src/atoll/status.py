@@ -50,6 +50,10 @@ class Reason(StrEnum):
     """The service itself failed."""
 
 
+ON_REQUEST = "cancelled on request"
+"""The message of a replica that was told to stop, unless it is known why somebody wanted that."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """What a replica last said about itself: the newest heartbeat in the store."""

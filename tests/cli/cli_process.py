@@ -44,6 +44,15 @@ def until(ctx, *, gate, fail=False):
         raise SystemExit(3)
     return ctx.rank
 
+def silent(ctx, *, gate):
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+
+def killed_once(ctx, *, gate):
+    if ctx.rank == 1 and ctx.attempt == 0:
+        os.kill(os.getpid(), 9)
+    until(ctx, gate=gate)
+
 def bad_and_until(ctx, *, gate):
     if ctx.rank == 0:
         raise ValueError("no good")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -99,6 +100,33 @@ def test_a_run_that_is_in_another_store_is_said_to_be_there(finished, inside, tm
     assert done.code == 3
     assert "did you mean" not in done.error["message"]
     assert done.error["hint"].startswith("it is in file://")
+
+
+def test_a_name_that_is_much_like_a_run_of_another_store_comes_with_that_store(finished, inside, tmp_path):
+    at = inside.at(finished.cli)
+    home = at("status", finished.ok, "--json").data["store"]
+    there = at("status", "went-wel", "--json").error
+    assert there["hint"] == f"`atoll ps --store {home}` lists what is there"
+    other = at("status", "went-wel", "--store", str(tmp_path / "elsewhere"), "--json").error
+    assert other["message"].endswith("elsewhere, did you mean `went-well`?")
+    assert other["hint"] == f"`went-well` is in {home}: `atoll status went-well`"
+
+
+def test_a_run_whose_records_are_gone_is_not_said_to_be_where_it_is_not(cli, inside):
+    run = cli.detached("job:ok")
+    assert cli("wait", run).code == 0
+    uri = inside("status", run, "--json").data["store"]
+    shutil.rmtree(cli.home / "store")
+    for options in ([], ["--store", uri]):
+        error = inside("status", run, *options, "--json").error
+        assert "did you mean" not in error["message"]
+        assert error["hint"] == f"`atoll ps --store {uri}` lists what is there"
+
+
+@pytest.mark.parametrize("command", ["status", "trace", "verify"])
+def test_the_hint_of_an_unknown_run_names_the_store_that_was_asked(inside, tmp_path, command):
+    store = (tmp_path / "elsewhere").as_uri()
+    assert f"atoll ps --store {store}" in inside(command, "nobody", "--store", store, "--json").error["hint"]
 
 
 def test_a_store_that_cannot_be_written_is_code_4_and_starts_nothing(inside):

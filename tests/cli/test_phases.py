@@ -132,7 +132,11 @@ WHY_3 = "`atoll logs 'a b' --rank 3` says why it ended"
 
 def test_the_reason_names_the_state_of_those_that_are_missing():
     assert waiting_text(Waiting(12, (0, 1), (2,)), FOUR, NOW) == "round 12 waits for rank 2"
-    assert waiting_text(Waiting(12, (0,), (1, 3)), FOUR, NOW) == "round 12 waits for ranks 1, 3 (failed)"
+    assert waiting_text(Waiting(12, (0,), (1, 3)), FOUR, NOW) == "round 12 waits for ranks 1, 3 (rank 3 failed)"
+    assert waiting_text(Waiting(12, (0,), (3,)), FOUR, NOW) == "round 12 waits for rank 3 (failed)"
+    pending = FOUR.with_replicas(replace(r, state=ReplicaState.PENDING) for r in FOUR.replicas)
+    assert waiting_text(Waiting(12, (0,), (1, 3)), pending, NOW) == "round 12 waits for ranks 1, 3 (both pending)"
+    assert waiting_text(Waiting(12, (), (1, 2, 3)), pending, NOW) == "round 12 waits for ranks 1, 2, 3 (all pending)"
     assert waiting_text(None, FOUR, NOW) == ""
     assert str(Waiting(1, (0,), tuple(range(1, 20)))) == "round 1 waits for ranks 1, 2, 3, 4, 5, 6, 7, 8, …"
 
@@ -170,7 +174,7 @@ def test_what_one_can_do_is_shown_whole_on_a_narrow_terminal():
     lines = waiting_lines("run", FOUR, waiting, NOW, Console(width=40))
     assert all(len(str(line)) <= 40 for line in lines)
     whole = " ".join(str(line).rstrip() for line in lines)
-    assert whole.startswith("round 12 waits for ranks 2, 3 (failed) rank 3 is over and needed:")
+    assert whole.startswith("round 12 waits for ranks 2, 3 (rank 3 failed) rank 3 is over and needed:")
     assert whole.endswith("`atoll cancel run` ends the run now")
     assert [str(line) for line in waiting_lines("run", FOUR, None, NOW, Console(width=40))] == [""]
 

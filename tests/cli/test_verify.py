@@ -80,7 +80,8 @@ def test_verify_counts_the_updates_that_were_rejected(inside, tmp_path):
 def test_verify_of_a_run_without_rounds_says_so(finished, inside):
     done = inside.at(finished.cli)("verify", finished.ok)
     assert done.code == 5
-    assert "no replica has joined" in done.stderr
+    assert "replicas have ended, and none had joined one" in done.stderr
+    assert "yet" not in done.stderr
 
 
 def test_before_the_first_round_verify_and_trace_end_alike_and_top_shows_what_there_is(finished, inside, tmp_path):

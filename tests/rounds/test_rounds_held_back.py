@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_simulator import Simulation
-from rounds_toy import FAST, Toy, commits, run_all, update_of
+from rounds_toy import FAST, Toy, commits, events, run_all, update_of
 
 from atoll.errors import LeftBehind, QuorumLost
 from atoll.rounds.keys import RoundKeys
+from atoll.rounds.metrics import waiting_for
 from atoll.rounds.ops import Create, Op, Put
 from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum, at_least, strict
@@ -59,6 +60,68 @@ def test_a_strict_run_has_what_was_kept_from_the_replica_that_is_started_again()
     assert len(set(simulation.results().values())) == 1
     report = verify(store, "toy")
     assert (report.difference, report.left_out) == (None, 0)
+
+
+def killed_before_its_mean(store: MemoryStore) -> tuple[Simulation, list[Toy]]:
+    """Every replica is needed, and rank 1 dies with chunks that only it has, when the others need no more to commit."""
+    clock = FakeClock()
+    few = replace(FAST, connections=3)
+    toys = [Toy(r, 3, clock, rounds=4, quorum=STRICT, size=60 * 1024, is_exact=True, tuning=few) for r in range(3)]
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+
+    def is_late_mean(op: Op) -> bool:
+        is_mean = isinstance(op, Create) and "/0000000002/mean/" in op.key
+        return is_mean and bool(list(store.list(RoundKeys("toy").offer(2, 1, 0))))
+
+    simulation.before = lambda name, _, op: "kill" if name == "r1" and is_late_mean(op) else None
+    simulation.run()
+    assert simulation.killed == ["r1"]
+    simulation.before = None
+    return simulation, toys
+
+
+def waits(store: MemoryStore) -> list[dict[str, Any]]:
+    return [event for event in events(store) if event["event"] == "waiting"]
+
+
+def test_who_waits_for_what_a_dead_replica_kept_says_for_whom_and_until_when() -> None:
+    store = MemoryStore()
+    simulation, toys = killed_before_its_mean(store)
+    clock, died_at = simulation.clock, simulation.clock.time()
+    assert waits(store) == []
+    simulation.run(until=lambda: clock.time() - died_at > 30.0)
+    told = waiting_for(store, "toy", 3)
+    assert told is not None
+    assert told.outlook is not None
+    assert (told.round_no, told.arrived, told.missing, told.needed) == (2, (0, 2), (1,), 1)
+    assert not told.outlook.goes_on
+    assert told.outlook.until - died_at == pytest.approx(STRICT.deadline_s, abs=1.0)
+    assert sorted(event["by"] for event in waits(store)) == [0, 2], "once"
+    simulation.start("r1", toys[1].again(attempt=1).train(), store)
+    simulation.run(until=lambda: len(commits(store)) > 3 or any(event["for"] == [] for event in waits(store)))
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert waiting_for(store, "toy", 3) is None
+    assert [event["for"] for event in waits(store)] == [[1], [], [1], []]
+
+
+def test_who_waits_for_parts_that_a_dead_replica_was_to_write_says_for_whom() -> None:
+    store = MemoryStore()
+    simulation, _ = killed_before_it_released(STRICT, store)
+    clock, died_at = simulation.clock, simulation.clock.time()
+    simulation.run(until=lambda: clock.time() - died_at > 60.0)
+    told = waiting_for(store, "toy", 4)
+    assert told is not None
+    assert told.missing == (0,)
+
+
+def test_a_round_in_which_nobody_has_to_wait_long_says_nothing() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    run_all([Toy(rank, 3, clock, rounds=4, quorum=STRICT, size=9000) for rank in range(3)], store)
+    assert waits(store) == []
+    assert waiting_for(store, "toy", 3) is None
 
 
 @pytest.mark.parametrize("is_started_again", [False, True])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.metrics import Outlook, round_events, round_records, waiting_for
+from atoll.rounds.metrics import Outlook, Waiting, round_events, round_records, waiting_for
 from atoll.rounds.round_record import PhaseTime, RoundRecord
 from atoll.stores.memory import MemoryStore
 from atoll.trace import chrome_trace
@@ -48,6 +48,27 @@ def test_what_is_no_json_at_all_and_names_of_others_are_passed_over() -> None:
     assert round_records(store, "r") == [RoundRecord.from_json(GOOD)]
     assert round_events(store, "r") == []
     assert waiting_for(store, "r", 2) is None
+
+
+@pytest.mark.parametrize("odd", [*(set(ODD) - {"[]"}), "[-1]", "[100000]", "[true]", "[[]]"])
+@pytest.mark.parametrize("name", ["by", "for"])
+def test_a_spoiled_word_on_whom_a_mean_is_waited_for_is_passed_over(name: str, odd: str) -> None:
+    store = MemoryStore()
+    store.put(KEYS.commit(4), b"")
+    told = {"event": "waiting", "round": 4, "time": 5.0, "until": 9.0, "then": "give_up", "least": None}
+    told |= {"by": 0, "for": [1]}
+    spoiled = json.dumps(told | {"time": 6.0, name: "HERE"}).replace('"HERE"', odd)
+    store.put(KEYS.events(0, 0, 0), f"{json.dumps(told)}\n{spoiled}\n".encode())
+    assert waiting_for(store, "r", 2) == Waiting(4, (0,), (1,), Outlook(9.0, False, None))
+
+
+def test_who_is_waited_for_and_waits_itself_is_not_the_one_to_blame() -> None:
+    store = MemoryStore()
+    store.put(KEYS.commit(4), b"")
+    for by, others in ((0, [7]), (7, [5])):
+        told = {"event": "waiting", "round": 4, "time": 5.0 + by, "until": 9.0, "then": "give_up", "least": None}
+        store.put(KEYS.events(by, 0, 0), json.dumps(told | {"by": by, "for": others}).encode())
+    assert waiting_for(store, "r", 8) == Waiting(4, (0, 7), (5,), Outlook(9.0, False, None))
 
 
 @pytest.mark.parametrize("odd", ODD)

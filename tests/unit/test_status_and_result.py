@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from atoll.errors import RunFailed
 from atoll.executors.local.request import local_status
+from atoll.failures import by_cause
 from atoll.replica.charge import Charge
 from atoll.replica.fate import Asked, fate_of
 from atoll.result import ErrorReport, ReplicaOutcome, RunResult, join, outcome_of
-from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.status import ON_REQUEST, Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
 
 S = ReplicaState
 
@@ -87,6 +89,7 @@ def test_a_charge_restarts_until_it_may_not_and_its_limit_counts_from_the_first_
     assert (charge.state, charge.attempt, charge.start_at) == (S.PENDING, 1, 1.25)
     charge.started(101, now=2.0, wall=2.0)
     assert charge.limit_at == 10.0
+    assert charge.message == "attempt 0 ended: the process exited with code 1 before it could report"
     charge.ended(fate_of(exited(1), Asked.NOTHING, None, limit_s=10, oom=False), wall=3.0)
     charge.stored(now=3.0)
     assert (charge.state, charge.attempt) == (S.FAILED, 1)
@@ -117,8 +120,16 @@ def test_the_store_knows_better_only_where_the_backend_forgot():
 
 def test_a_replica_told_to_leave_by_a_cancel_was_cancelled_and_not_preempted():
     left = {0: ReplicaOutcome(0, 0, S.FAILED, Reason.PREEMPTED)}
-    assert join(run_status(S.LOST), left, cancelled=True).state is S.CANCELLED
+    assert join(run_status(S.LOST), left, cancelled=ON_REQUEST).state is S.CANCELLED
     assert join(run_status(S.LOST), left).state is S.FAILED
+
+
+def test_why_a_run_was_cancelled_is_known_to_who_cancelled_it():
+    backend = RunStatus((ReplicaStatus(0, S.CANCELLED, Reason.CANCELLED, ON_REQUEST, 143),))
+    own = {0: ReplicaOutcome(0, 0, S.CANCELLED, Reason.CANCELLED, ON_REQUEST, 143)}
+    joined = join(backend, own, cancelled="cancelled because rank 1 failed").replicas[0]
+    assert outcome_of(joined, own[0]).message == "cancelled because rank 1 failed"
+    assert join(backend, own, cancelled=ON_REQUEST).replicas[0].message == ON_REQUEST
 
 
 def test_an_outcome_of_an_earlier_attempt_does_not_count():
@@ -174,6 +185,56 @@ def raised(rank: int, traceback: str, message: str = "ValueError: no") -> Replic
     return ReplicaOutcome(rank, 0, S.FAILED, Reason.USER_ERROR, message, 1, error)
 
 
+def test_who_failed_on_its_own_is_told_before_those_who_waited_for_it():
+    waited = [raised(rank, "Traceback", "QuorumLost: no update from rank 2") for rank in (0, 1)]
+    lost = ErrorReport("atoll.errors.QuorumLost", "no update from rank 2")
+    waited = [replace(one, reason=Reason.TIMEOUT, error=lost, ended_at=5.0 + one.rank) for one in waited]
+    culprit = ReplicaOutcome(2, 0, S.FAILED, Reason.KILLED, "killed by SIGKILL", 137, ended_at=9.0)
+    stopped = ReplicaOutcome(3, 0, S.CANCELLED, Reason.CANCELLED, ended_at=1.0)
+    assert [o.rank for o in by_cause([*waited, culprit, stopped])] == [2, 0, 1, 3]
+    with pytest.raises(RunFailed) as caught:
+        RunResult("r", (*waited, culprit, stopped)).raise_for_failures()
+    told = [line.partition(":")[0] for line in caught.value.message.splitlines()[1:]]
+    assert told == ["  rank 2", "  ranks 0-1", "  rank 3"]
+    assert caught.value.hint == "atoll logs r --rank 2"
+
+
+@pytest.mark.parametrize(
+    ("reason", "could_restart", "is_told"),
+    [(Reason.KILLED, True, True), (Reason.KILLED, False, False), (Reason.USER_ERROR, True, False)],
+)
+def test_that_a_killed_replica_could_be_started_again_is_told_where_it_is_so(reason, could_restart, is_told):
+    with pytest.raises(RunFailed) as caught:
+        RunResult("r", (ReplicaOutcome(0, 0, S.FAILED, reason, "m"),), could_restart).raise_for_failures()
+    assert ("--max-restarts" in (caught.value.hint or "")) is is_told
+
+
+def test_of_those_who_failed_on_their_own_the_first_one_is_told_first():
+    late, early = (replace(raised(rank, f"Traceback {rank}"), ended_at=9.0 - rank) for rank in (0, 1))
+    assert [o.rank for o in by_cause([late, early])] == [1, 0]
+
+
+def test_of_those_who_failed_alike_the_hint_names_the_lowest_rank():
+    alike = [replace(raised(rank, "Traceback"), ended_at=9.0 - rank) for rank in (0, 1)]
+    with pytest.raises(RunFailed, match=r"hint: atoll logs r --rank 0"):
+        RunResult("r", tuple(alike)).raise_for_failures()
+
+
+def test_an_error_of_the_users_own_is_not_taken_for_one_of_ours():
+    own = replace(raised(1, "Traceback"), error=ErrorReport("mine.QuorumLost", "no"), ended_at=1.0)
+    other = replace(raised(0, "Traceback"), ended_at=2.0)
+    assert [o.rank for o in by_cause([other, own])] == [1, 0]
+
+
+def test_a_vain_wait_for_others_is_a_timeout_and_may_be_started_again():
+    record = {"state": "failed", "reason": "timeout", "message": "QuorumLost: x"}
+    charge = Charge(0, max_restarts=1, timeout_s=10, grace_s=1)
+    charge.started(100, now=0.0, wall=0.0)
+    charge.ended(fate_of(exited(5), Asked.NOTHING, record, limit_s=10, oom=False), wall=1.0)
+    charge.stored(now=1.0)
+    assert (charge.state, charge.attempt) == (S.PENDING, 1)
+
+
 def test_ranks_that_failed_alike_are_told_once():
     alike = [raised(rank, "Traceback:\n  here\nValueError: no") for rank in (0, 1, 2, 4)]
     text = failure_of(*alike[:3], raised(3, "Traceback:\n  there\nValueError: no"), alike[3])
@@ -186,11 +247,41 @@ def test_ranks_that_failed_alike_are_told_once():
     )
 
 
+def test_that_a_replica_was_cancelled_is_said_once():
+    stopped = ReplicaOutcome(0, 0, S.CANCELLED, Reason.CANCELLED, ON_REQUEST, 143)
+    text = failure_of(stopped, ReplicaOutcome(1, 0, S.CANCELLED, Reason.CANCELLED, "Stopped by a policy"))
+    assert text.splitlines()[1:] == [
+        "  rank 0: cancelled on request, exit code 143",
+        "  rank 1: cancelled: Stopped by a policy",
+    ]
+
+
 def test_of_a_long_traceback_both_ends_are_shown():
     lines = [f"frame {number}" for number in range(100)]
     text = failure_of(raised(0, "\n".join(lines)))
     shown = [line.strip() for line in text.splitlines()[2:]]
     assert shown == [*lines[:10], "… 70 lines left out …", *lines[-20:]]
+
+
+def test_of_a_long_message_the_middle_is_cut_and_the_frame_that_raised_it_stays():
+    frames = ["Traceback (most recent call last):", *(f"  frame {number}" for number in range(40))]
+    message = [f"line {number}" for number in range(30)]
+    text = "\n".join(message)
+    shown = failure_of(raised(0, "\n".join([*frames, f"ValueError: {text}"]), f"ValueError: {text}")).splitlines()[2:]
+    assert [line.strip() for line in shown] == [
+        *(line.strip() for line in frames[:10]),
+        "… 22 lines left out …",
+        *(line.strip() for line in frames[-9:]),
+        "ValueError: line 0",
+        *message[1:5],
+        "… 20 lines left out …",
+        *message[-5:],
+    ]
+
+
+def test_notes_below_a_message_are_part_of_it():
+    shown = failure_of(raised(0, "Traceback:\n  here\nValueError: no\na note", "ValueError: no")).splitlines()[2:]
+    assert [line.strip() for line in shown] == ["Traceback:", "here", "ValueError: no", "a note"]
 
 
 def test_nothing_is_left_out_where_saying_so_would_take_as_much_room():

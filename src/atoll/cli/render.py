@@ -15,6 +15,8 @@ from atoll.result import ReplicaOutcome, RunResult
 from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
+_LISTED = 4
+"""Restarted replicas that are named in a line."""
 STATE_STYLES = {
     ReplicaState.PENDING: "warn",
     ReplicaState.RUNNING: "busy",
@@ -48,7 +50,15 @@ def progress_line(status: RunStatus) -> str:
         values = [progress.metrics[name] for progress in heard if name in progress.metrics]
         if values:
             parts.append(f"{name} {metric_text(name, sum(values) / len(values))}")
-    return ", ".join([*parts, *filter(None, [rejected_text(status)])])
+    return ", ".join([*parts, *filter(None, [restarts_text(status), rejected_text(status)])])
+
+
+def restarts_text(status: RunStatus) -> str:
+    """Such as `restarted: rank 1 (attempt 0 ended: killed by SIGKILL)`; empty if nobody is at a second try."""
+    again = [r for r in status.replicas if r.attempt and not r.state.is_terminal]
+    told = ", ".join(f"rank {r.rank} ({_first_line(r.message) or f'try {r.attempt}'})" for r in again[:_LISTED])
+    more = f" and {len(again) - _LISTED} more" if again[_LISTED:] else ""
+    return f"restarted: {told}{more}" if told else ""
 
 
 def rejected_text(status: RunStatus) -> str:
@@ -118,6 +128,7 @@ def status_table(status: RunStatus, *, now: float) -> Table:
         Column("try", is_right=True, is_spare=True),
         Column("for", is_right=True, is_spare=True),
         Column("beat", is_right=True, is_spare=True),
+        Column("id", is_right=True, is_spare=True),
         Column("round", is_right=True),
         *metric_columns(metrics),
         Column("last line", is_flexible=True),
@@ -131,6 +142,7 @@ def status_table(status: RunStatus, *, now: float) -> Table:
             Cell(str(r.attempt) if r.attempt else "", "warn"),
             Cell(age_of(r, now)),
             beat_cell(r, now),
+            Cell(one_line(r.native_id or ""), "dim"),
             round_cell(r),
             *(metric_cell(r, name) for name in metrics),
             detail_cell(r),
@@ -182,7 +194,8 @@ def most_telling(replicas: Sequence[ReplicaStatus], limit: int | None) -> list[R
 
 
 def reason_text(replica: ReplicaStatus) -> str:
-    return "" if replica.reason is Reason.OK else str(replica.reason)
+    """Empty where the state says the same."""
+    return "" if replica.reason is Reason.OK or str(replica.reason) == str(replica.state) else str(replica.reason)
 
 
 def round_cell(replica: ReplicaStatus) -> Cell:
@@ -202,8 +215,12 @@ def beat_cell(replica: ReplicaStatus, now: float) -> Cell:
 def detail_cell(replica: ReplicaStatus) -> Cell:
     """Why it is not going well, in the service's words; otherwise the last line of output."""
     if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUCCEEDED) and replica.message:
-        return Cell(one_line(replica.message.partition("\n")[0]))
+        return Cell(_first_line(replica.message))
     return Cell(one_line(replica.progress.last_line), "dim")
+
+
+def _first_line(text: str) -> str:
+    return one_line(text.partition("\n")[0])
 
 
 def age_of(replica: ReplicaStatus, now: float) -> str:

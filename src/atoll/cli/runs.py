@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+
 from atoll import config, index, journal, registry
 from atoll.config import Config
-from atoll.errors import RunNotFound, did_you_mean
+from atoll.errors import RunNotFound
 from atoll.handle import RunHandle
 from atoll.run import Run, attach
 from atoll.stores.base import Store
+from atoll.suggestion import closest
+from atoll.witness import Witness
 
 
 def find_run(name: str, store: str | None) -> Run:
@@ -18,13 +22,21 @@ def find_run(name: str, store: str | None) -> Run:
     try:
         return attach(name, store=store, settings=_executor_settings(settings, name, store))
     except RunNotFound as exc:
-        elsewhere = [known.store for known in index.everything() if known.run_id == name]
-        if elsewhere:
-            raise RunNotFound(
-                exc.message, hint=f"it is in {elsewhere[-1]}; leave --store out, or give that one"
-            ) from exc
-        meant = did_you_mean(name, [known.run_id for known in index.everything()])
-        raise RunNotFound(exc.message + meant, hint=exc.hint) from exc
+        raise _not_found(exc, name, store) from exc
+
+
+def _not_found(error: RunNotFound, name: str, store: str | None) -> RunNotFound:
+    """The same, with what this machine remembers: other stores that have the run, or a name that is much like it."""
+    asked = None if store is None else registry.open_store(store).uri
+    known = index.everything()
+    if others := [run.store for run in known if run.run_id == name and asked not in (None, run.store)]:
+        return RunNotFound(error.message, hint=f"it is in {others[0]}; leave --store out, or give that one")
+    close = closest(name, [run.run_id for run in known if run.run_id != name])
+    if close is None:
+        return error
+    at = [run.store for run in known if run.run_id == close]
+    hint = error.hint if asked in at else f"`{close}` is in {at[0]}: `atoll status {shlex.quote(close)}`"
+    return RunNotFound(f"{error.message}, did you mean `{close}`?", hint=hint)
 
 
 def find_place(name: str, store: str | None) -> tuple[str, Store]:
@@ -34,6 +46,15 @@ def find_place(name: str, store: str | None) -> tuple[str, Store]:
         return run.id, run.store
     known = index.find(name) if store is None else None
     return name, registry.open_store(store or (known.store if known else config.load().get("store")))
+
+
+def have_all_ended(store: Store, run_id: str) -> bool:
+    """Whether every replica has left its last word in the store; False for a run that nobody launched."""
+    try:
+        replicas = journal.read_run(store, run_id)["spec"]["placement"]["replicas"]
+    except RunNotFound:
+        return False
+    return len(Witness(store, run_id).outcomes()) >= int(replicas)
 
 
 def _executor_settings(settings: Config, name: str, store: str | None) -> dict[str, object]:

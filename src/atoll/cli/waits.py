@@ -15,11 +15,15 @@ _LISTED = 8
 
 
 def waiting_text(waiting: Waiting | None, status: RunStatus, now: float) -> str:
-    """Such as `round 12 waits for rank 3 (failed)`; empty when nobody waits."""
+    """Such as `round 12 waits for rank 3 (failed)`, or `… ranks 1, 3 (rank 3 failed)`; empty when nobody waits."""
     if waiting is None:
         return ""
-    told = sorted({text for replica in _missing(waiting, status) if (text := _trouble(replica, now))})
-    return f"{waiting} ({', '.join(told)})" if told else str(waiting)
+    missing, troubles = _missing(waiting, status), dict[str, list[ReplicaStatus]]()
+    for replica in missing:
+        if text := _trouble(replica, now):
+            troubles.setdefault(text, []).append(replica)
+    told = [f"{_which(who, missing)}{text}" for text, who in troubles.items()]
+    return f"{waiting} ({'; '.join(told)})" if told else str(waiting)
 
 
 def outlook_text(waiting: Waiting | None, status: RunStatus, run_id: str, now: float) -> str:
@@ -63,5 +67,17 @@ def _them(replicas: Sequence[ReplicaStatus]) -> str:
 
 def _are(replicas: Sequence[ReplicaStatus]) -> str:
     """Such as `rank 3 is` or `ranks 1, 3 are`."""
+    return f"{_named(replicas)} {'is' if len(replicas) == 1 else 'are'}"
+
+
+def _which(some: Sequence[ReplicaStatus], listed: Sequence[ReplicaStatus]) -> str:
+    """Which of the ranks that are listed already."""
+    if len(some) < len(listed):
+        return f"{_named(some)} "
+    return {1: "", 2: "both "}.get(len(listed), "all ")
+
+
+def _named(replicas: Sequence[ReplicaStatus]) -> str:
+    """Such as `rank 3` or `ranks 1, 3`."""
     ranks = ", ".join(str(replica.rank) for replica in replicas[:_LISTED]) + (", …" if replicas[_LISTED:] else "")
-    return f"rank {ranks} is" if len(replicas) == 1 else f"ranks {ranks} are"
+    return f"rank {ranks}" if len(replicas) == 1 else f"ranks {ranks}"

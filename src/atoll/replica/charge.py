@@ -49,7 +49,7 @@ class Charge:
     def started(self, pid: int, now: float, wall: float) -> None:
         self.pid, self.start_at = pid, None
         self.limit_at = now + self.timeout_s if self.limit_at is None else self.limit_at
-        self.state, self.reason, self.message, self.exit_code = ReplicaState.RUNNING, Reason.OK, "", None
+        self.state, self.reason, self.exit_code = ReplicaState.RUNNING, Reason.OK, None  # the message: why it restarted
         self.started_at = wall if self.started_at is None else self.started_at
 
     def ended(self, fate: Fate, wall: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from atoll.status import Reason, ReplicaState
+from atoll.status import ON_REQUEST, Reason, ReplicaState
 
 
 class Asked(StrEnum):
@@ -31,7 +31,8 @@ class Fate:
 
     @property
     def may_restart(self) -> bool:
-        return self.state is ReplicaState.FAILED and self.reason not in (Reason.TIMEOUT, Reason.PREEMPTED)
+        """As far as this end is concerned; who was asked to stop is not started again, whatever became of it."""
+        return self.state is ReplicaState.FAILED
 
 
 def fate_of(wait_status: int, asked: Asked, outcome: dict[str, Any] | None, *, limit_s: float, oom: bool) -> Fate:
@@ -46,7 +47,7 @@ def fate_of(wait_status: int, asked: Asked, outcome: dict[str, Any] | None, *, l
             ReplicaState.FAILED, Reason.TIMEOUT, f"still running after its limit of {limit_s:g} s", _shell(code)
         )
     if asked is Asked.CANCEL:
-        return Fate(ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled on request", _shell(code))
+        return Fate(ReplicaState.CANCELLED, Reason.CANCELLED, ON_REQUEST, _shell(code))
     if asked is Asked.PREEMPT:
         message = "the machine asked this replica to stop (SIGTERM)"
         return Fate(ReplicaState.FAILED, Reason.PREEMPTED, message, _shell(code))

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.context import ReplicaContext
 from atoll.entry import Entry, loading, playing
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import AtollError, ConfigError, CorruptUpdate, QuorumLost
 from atoll.replica.spool import Attempt, Spool, write_at_any_price
 from atoll.rounds.keys import RunKeys
 from atoll.status import Reason, ReplicaState
@@ -185,18 +185,26 @@ def _plain_number(value: Any) -> Any:
 def _failure(exc: BaseException) -> dict[str, Any]:
     if isinstance(exc, SystemExit):
         return _exit(exc)
-    reason = Reason.OOM if isinstance(exc, MemoryError) else Reason.USER_ERROR
     name = type(exc).__qualname__
     module = type(exc).__module__
     error = _error(name if module == "builtins" else f"{module}.{name}", _text(exc), exc)
     _say(error["traceback"])
     return {
         "state": ReplicaState.FAILED,
-        "reason": reason,
+        "reason": _reason(exc),
         "message": f"{name}: {error['message']}".strip(": "),
         "exit_code": exc.exit_code if isinstance(exc, AtollError) else 1,
         "error": error,
     }
+
+
+def _reason(exc: BaseException) -> Reason:
+    if isinstance(exc, MemoryError):
+        return Reason.OOM
+    if isinstance(exc, QuorumLost):
+        return Reason.TIMEOUT if exc.timed_out else Reason.USER_ERROR
+    is_missing = isinstance(exc, CorruptUpdate) and exc.check == "missing"  # it was waited for until the deadline
+    return Reason.TIMEOUT if is_missing else Reason.USER_ERROR
 
 
 def _exit(exc: SystemExit) -> dict[str, Any]:

@@ -12,15 +12,13 @@ from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError, Stor
 from atoll.rounds import quorum
 from atoll.rounds.checks import strays
 from atoll.rounds.claims import Standing, fenced, standings
+from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.publish import mend_offer
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.watch import Watch, look, read_commit
-
-LONG_WAIT_S = 5.0
-"""Who waits longer than this says so in the store."""
 
 
 def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
@@ -200,4 +198,5 @@ def _given_up(watch: Watch, reason: str, missing: tuple[int, ...]) -> RoundError
     unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in watch.unreadable.items()]
     message = f"round {watch.round_no} has no quorum: {reason}" + "".join([*refused, *unreadable])
     hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
-    return QuorumLost(message, round_no=watch.round_no, missing=missing, hint=hint)
+    timed_out = watch.elapsed_s >= watch.member.quorum.deadline_s
+    return QuorumLost(message, round_no=watch.round_no, missing=missing, timed_out=timed_out, hint=hint)

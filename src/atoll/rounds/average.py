@@ -21,10 +21,12 @@ from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Discard, Gather, Steps
 from atoll.rounds.parts import (
     contribution_of,
+    end_word,
     fetch_offers,
     gone,
     is_released,
     joined,
+    leave_word,
     offer_of,
     own_chunk,
     read_part,
@@ -63,6 +65,7 @@ def average(work: Averaging) -> Steps[None]:
     own = [i for i in chunks if work.party.owner(i) == work.member.rank and work.ours is not None]
     yield Gather([_own(work, i) for i in own], width)
     yield Gather([_fetch(work, i) for i in chunks if i not in own], work.member.connections)
+    yield from end_word(work)
     if work.own is not None:
         yield from _discard(work, work.own)
 
@@ -104,7 +107,7 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
     """Take a chunk of the mean from the store, or compute it when that takes too long."""
     member, owner = work.member, work.party.owner(chunk)
     pauses = member.pauses()
-    waited_s = 0.0
+    waited_s = total_s = 0.0
     while True:
         if (yield from _take(work, chunk)):
             work.silent.discard(owner)
@@ -125,9 +128,12 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
                 rank=owner,
                 check="missing",
             )
+        goes_on = not (member.quorum.is_strict and work.is_held(chunk))
+        left_s = member.tuning.patience_s - waited_s if goes_on else work.time_left_s
+        yield from leave_word(work, owner, total_s, left_s, goes_on)
         pause = min(next(pauses), max(0.0, work.time_left_s))
         yield from member.io.sleep(pause)
-        waited_s += pause
+        waited_s, total_s = waited_s + pause, total_s + pause
 
 
 def _mend(work: Averaging, chunk: int) -> Steps[None]:

@@ -45,6 +45,8 @@ class Averaging:
     """Rank → when it was last seen to have written what it had held back."""
     silent: set[int] = field(default_factory=set)
     """Ranks that were waited for in vain: not again with each of their chunks."""
+    told: set[int] = field(default_factory=set)
+    """Ranks of which we said in the store that we wait for them."""
 
     def __post_init__(self) -> None:
         self.grid: Grid = self.member.grid(self.commit.fragment)

@@ -13,6 +13,8 @@ from atoll.rounds.requests import Requests
 
 SEGMENT_BYTES = 64 << 10
 KEPT_SEGMENTS = 4
+LONG_WAIT_S = 5.0
+"""Who waits longer than this says so in the store."""
 
 
 class EventLog:

@@ -20,6 +20,7 @@ from atoll.stores.base import Store
 T = TypeVar("T")
 _AT_ONCE = 16
 _LARGEST = 1e18
+_MOST_RANKS = 100_000
 _ASKED = 3
 """Of those who wait, so many are asked for how long: all of them say much the same."""
 
@@ -38,7 +39,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A round for which some have arrived and others have not."""
+    """A round for which some have arrived and others have not; or all, but somebody keeps what the others need."""
 
     round_no: int
     arrived: tuple[int, ...]
@@ -82,28 +83,64 @@ def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
 
 
 def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
-    """The round that some have arrived at and others have not; None when there is none.
+    """The round that some have arrived at and others have not, or whose mean somebody keeps; None if there is none.
 
-    Three LISTs, and when there is one, a LIST and a GET for each of a few of those who wait.
+    Three LISTs, and a LIST and a GET for each of a few of those who may wait.
     """
     keys = RoundKeys(run_id)
     commits = [number for _, number in _ours(store, keys.commits_prefix(), keys.parse_commit)]
     round_no = commits[-1] + 1 if commits else 0
     arrived = {named[1] for _, named in _ours(store, keys.offers_prefix(round_no), keys.parse_offer)}
+    gone = _gone(store, keys) if arrived or commits else set()
     if not arrived:
-        return None
-    missing = set(range(replicas)) - arrived - _gone(store, keys)
+        return _kept(store, keys, commits[-1], set(range(replicas)) - gone) if commits else None
+    missing = set(range(replicas)) - arrived - gone
     if not missing:
         return None
     there = tuple(sorted(arrived))
     return Waiting(round_no, there, tuple(sorted(missing)), _outlook(store, keys, round_no, there[:_ASKED]))
 
 
+def _kept(store: Store, keys: RoundKeys, round_no: int, ranks: set[int]) -> Waiting | None:
+    """The wait for those who have something that others need for the mean of a round that is committed."""
+    asked = sorted(ranks)[:_ASKED]
+    said = _waiting_for_some(_waits(store, keys, round_no, asked))
+    # Who is waited for may be waiting itself: for the one that all of them wait for.
+    named = sorted({rank for event in said for rank in event["for"]} - set(asked))
+    said += _waiting_for_some(_waits(store, keys, round_no, named[:_ASKED]))
+    there = {event["by"] for event in said}
+    missing = {rank for event in said for rank in event["for"]}
+    missing = missing - there or missing
+    if not missing:
+        return None
+    of_them = [event for event in said if missing & set(event["for"])]
+    return Waiting(round_no, tuple(sorted(there)), tuple(sorted(missing)), _latest(of_them))
+
+
+def _waiting_for_some(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each rank the last word on whom it waits for after the commit, unless that is nobody any more."""
+    named = [event for event in told if _is_ranks(event.get("for")) and _is_ranks([event.get("by")])]
+    last = {event["by"]: event for event in sorted(named, key=lambda event: float(event["time"]))}
+    return [event for event in last.values() if event["for"]]
+
+
+def _is_ranks(value: object) -> bool:
+    return isinstance(value, list) and all(type(rank) is int and 0 <= rank < _MOST_RANKS for rank in value)
+
+
 def _outlook(store: Store, keys: RoundKeys, round_no: int, ranks: Sequence[int]) -> Outlook | None:
     """What those ranks said last of how the wait for this round will end."""
+    return _latest(_waits(store, keys, round_no, ranks))
+
+
+def _waits(store: Store, keys: RoundKeys, round_no: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    """What those ranks said of waiting in this round."""
     names = [name for named in _each(lambda rank: list(store.list(keys.events_of(rank))), ranks) for name in named[-1:]]
     events = [event for lines in _each(lambda name: list(_lines(store, name)), names) for event in lines]
-    told = [e for e in events if e.get("event") == "waiting" and e.get("round") == round_no and _is_outlook(e)]
+    return [e for e in events if e.get("event") == "waiting" and e.get("round") == round_no and _is_outlook(e)]
+
+
+def _latest(told: Sequence[dict[str, Any]]) -> Outlook | None:
     if not told:
         return None
     newest = sorted(told, key=lambda event: float(event["time"]))[-1]

@@ -39,7 +39,8 @@ class _SessionOver(Exception):
         words = "; ".join(f"rank {rank} {why}" for rank, why in sorted(self.gone.items()))
         message = f"the exchange of `{self.exchange.name}` cannot be finished: {words}"
         hint = "ranks start together: make a new one on every rank, from a state that all of them have"
-        return QuorumLost(message, round_no=self.exchange.generation, missing=tuple(sorted(self.gone)), hint=hint)
+        gone, generation = tuple(sorted(self.gone)), self.exchange.generation
+        return QuorumLost(message, round_no=generation, missing=gone, timed_out=False, hint=hint)
 
 
 class NamedProtocol:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
-from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind
+from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind, StoreError
 from atoll.rounds.averaging import Averaging, is_it
 from atoll.rounds.chunks import Encoded, inline_chunk, open_update, update_header
 from atoll.rounds.codec import codec
+from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.fused import sum_of_squares
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
@@ -119,9 +121,36 @@ def is_released(work: Averaging, offer: Offer, chunk: int, patience_s: float) ->
         silent_s = clock.monotonic() - work.heard_at.get(offer.rank, work.began)
         if silent_s >= patience_s or work.time_left_s <= 0:
             return False
+        goes_on = not member.quorum.is_strict
+        left_s = patience_s - silent_s if goes_on else work.time_left_s
+        yield from leave_word(work, offer.rank, silent_s, left_s, goes_on)
         yield from member.io.sleep(next(pauses))
     work.heard_at[offer.rank] = clock.monotonic()
     return True
+
+
+def leave_word(work: Averaging, rank: int, waited_s: float, left_s: float, goes_on: bool) -> Steps[None]:
+    """Once a wait is long, say in the store whom it is for and how it will end: for each rank once."""
+    if waited_s < LONG_WAIT_S or rank in work.told:
+        return
+    work.told.add(rank)
+    yield from _tell_wait(work, sorted(work.told), left_s, goes_on)
+
+
+def end_word(work: Averaging) -> Steps[None]:
+    """Take back what was said of waiting: everything has come."""
+    if work.told:
+        yield from _tell_wait(work, [], 0.0, True)
+
+
+def _tell_wait(work: Averaging, ranks: list[int], left_s: float, goes_on: bool) -> Steps[None]:
+    """For people who look from outside: a store that fails is no reason to stop."""
+    member = work.member
+    until = round(member.io.clock.time() + max(0.0, left_s), 3)
+    then = "go_on" if goes_on else "give_up"
+    member.events.add("waiting", work.commit.round_no, **{"for": ranks}, until=until, then=then, least=None)
+    with suppress(StoreError):
+        yield from member.events.flush(member.io)
 
 
 def release(work: Averaging, chunk: int) -> Steps[None]:

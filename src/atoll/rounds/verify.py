@@ -101,7 +101,9 @@ class Verification:
             if next(iter(store.list(RunKeys(run_id).prefix)), None) is None:
                 hint = f"`atoll ps --store {store.uri}` lists what is there"
                 raise RunNotFound(f"no run `{run_id}` in {store.uri}", hint=hint) from exc
-            raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: no replica has joined it yet") from exc
+            has_ended = next(iter(store.list(RunKeys(run_id).outcomes_prefix())), None) is not None
+            why = "replicas have ended, and none had joined one" if has_ended else "no replica has joined one yet"
+            raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: {why}") from exc
         outer = self._agreement.settings.get("outer")
         self._rule = None if outer is None else OuterRule.from_json(outer)
         if self._rule is None:

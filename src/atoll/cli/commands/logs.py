@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
 
 from atoll.cli.app import command
+from atoll.cli.endings import ending_lines, endings_json, silence_text
 from atoll.cli.following import merged
 from atoll.cli.options import duration, run_argument, store_option
 from atoll.cli.output import Output, encoded
 from atoll.cli.ranks import ranks
 from atoll.cli.runs import find_run
 from atoll.cli.text import styled
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError
 from atoll.run import Run
+from atoll.status import ReplicaStatus
 
 _TAIL = 100
 _MOST_FOLLOWED = 64
@@ -48,7 +51,7 @@ def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: s
     """Show the output of replicas, one rank after the other; with several ranks, each line begins with its rank.
 
     Works after the machines are gone: the store has what was sealed. With --since or --grep there is no tail unless
-    you ask for one.
+    you ask for one. On stderr: which ranks printed nothing, and how those ended that did not succeed.
     """
     found = find_run(run, store)
     chosen = ranks(rank, found.spec.placement.replicas)
@@ -62,7 +65,17 @@ def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: s
         lines = merged({k: wanted.lines(found, k, follow=True) for k in chosen})
     else:
         lines = ((k, line) for k in chosen for line in wanted.lines(found, k))
-    _print(out, lines, chosen, is_stream=follow)
+    counts: Counter[int] = Counter()
+    _print(out, _counted(lines, counts), chosen, is_stream=follow)
+    replicas = _replicas(found, chosen)
+    out.data({"run_id": found.id, "ranks": endings_json(replicas, counts)})
+    silent = [] if wanted.is_nothing else [k for k in chosen if not counts[k]]
+    told = (
+        silence_text(silent, is_narrowed=wanted.is_narrowed),
+        *ending_lines(replicas, shlex.quote(found.id), time.time()),
+    )
+    for text in filter(None, told):
+        out.say(text)
 
 
 class _Wanted:
@@ -75,6 +88,15 @@ class _Wanted:
         self._tail = None if tail < 0 else tail
         self._since = None if since is None else time.time() - since
         self._attempt = attempt
+
+    @property
+    def is_nothing(self) -> bool:
+        return self._tail == 0
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether a rank may have printed more than is wanted, and nothing of what is."""
+        return any(word is not None for word in (self._pattern, self._since, self._attempt))
 
     def lines(self, run: Run, rank: int, *, follow: bool = False) -> Iterator[str]:
         pattern = self._pattern
@@ -93,6 +115,21 @@ def _compiled(grep: str | None) -> re.Pattern[str] | None:
         return None if grep is None else re.compile(grep)
     except re.error as exc:
         raise ConfigError(f"--grep {grep}: not a regular expression: {exc}") from exc
+
+
+def _counted(lines: Iterable[tuple[int, str]], counts: Counter[int]) -> Iterator[tuple[int, str]]:
+    for rank, line in lines:
+        counts[rank] += 1
+        yield rank, line
+
+
+def _replicas(run: Run, chosen: Iterable[int]) -> list[ReplicaStatus]:
+    """How those ranks are. A backend that does not answer is no reason to fail: the lines are what was asked for."""
+    try:
+        status = run.status(progress=False)
+    except AtollError:
+        return []
+    return [status.replicas[rank] for rank in chosen]
 
 
 def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, is_stream: bool) -> None:

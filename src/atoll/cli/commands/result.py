@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from atoll.cli.app import command
@@ -10,7 +12,6 @@ from atoll.cli.output import Output
 from atoll.cli.ranks import ranks
 from atoll.cli.render import result_lines
 from atoll.cli.runs import find_run
-from atoll.result import RunResult
 
 
 @command("Look", short_help="Show what every rank returned, or its traceback.")
@@ -25,7 +26,7 @@ def result_command(out: Output, run: str, store: str | None, rank: str) -> None:
     found = find_run(run, store)
     chosen = ranks(rank, found.spec.placement.replicas)
     everything = found.result()
-    result = RunResult(everything.run_id, tuple(everything.outcomes[k] for k in chosen))
+    result = replace(everything, outcomes=tuple(everything.outcomes[k] for k in chosen))
     out.data(result.to_json())
     out.text("\n".join(result_lines(result.outcomes, width=out.width())))
     result.raise_for_failures()

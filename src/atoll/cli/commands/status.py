@@ -11,7 +11,7 @@ from atoll.cli.app import command
 from atoll.cli.lookout import Lookout
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output
-from atoll.cli.render import counts_text, elapsed_s, state_cell, status_json, status_table
+from atoll.cli.render import counts_text, elapsed_s, restarts_text, state_cell, status_json, status_table
 from atoll.cli.runs import find_run
 from atoll.cli.text import Cell, pairs_text, table_text
 from atoll.cli.waits import outlook_text, waiting_text
@@ -51,6 +51,8 @@ def status_text(run: Run, status: RunStatus, out: Output, waiting: Waiting | Non
         ("handle", Cell(handle_text(run) or "none: never started")),
         ("store", Cell(run.store.uri)),
     ]
+    if restarted := restarts_text(status):
+        head.append(("again", Cell(restarted, "warn")))
     if waiting is not None:
         head.append(("waiting", Cell(waiting_text(waiting, status, now), "warn")))
     if outlook := outlook_text(waiting, status, run.id, now):

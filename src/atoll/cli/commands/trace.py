@@ -67,7 +67,7 @@ def _save(text: str, target: str) -> None:
 def _nothing(store: Store, run_id: str) -> RunNotFound | RoundError:
     if next(iter(store.list(RunKeys(run_id).prefix)), None) is None:
         return RunNotFound(
-            f"no run `{run_id}` in {store.uri}", hint="`atoll ps` lists runs; --store says where to look"
+            f"no run `{run_id}` in {store.uri}", hint=f"`atoll ps --store {store.uri}` lists what is there"
         )
     return RoundError(
         f"run `{run_id}` has left no timeline: none of its rounds is over, or it holds none",

@@ -9,7 +9,7 @@ from atoll.cli.app import command
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import rejections_text
-from atoll.cli.runs import find_place
+from atoll.cli.runs import find_place, have_all_ended
 from atoll.errors import CorruptUpdate, MissingExtra, RoundError
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
     if report.difference is not None:
         raise CorruptUpdate(f"run `{run_id}` does not verify: {report.difference}")
     if not report.rounds:
-        raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds is over", hint="try again later")
+        hint = None if have_all_ended(opened, run_id) else "try again later"
+        raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds is over", hint=hint)
     out.say(out.paint("all of it is what the arithmetic gives", "good", on_stderr=True))
 
 

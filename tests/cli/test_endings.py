@@ -1,0 +1,188 @@
+"""What is said of replicas that did not end well: by `logs`, `status`, `wait` and `result`, of real runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from cli_process import Cli
+
+from atoll.cli.endings import ending_lines, ending_text, silence_text
+from atoll.status import Reason, ReplicaState, ReplicaStatus
+
+NOW = 1_000_000.0
+LOST = """
+import os, signal
+import numpy as np
+from atoll.rounds.client import RoundClient
+from atoll.rounds.layout import Layout
+from atoll.rounds.quorum import strict
+
+def rounds(ctx):
+    layout = Layout.of([("w", [64], "float32")])
+    quorum = strict(deadline_s=3.0)
+    with RoundClient(ctx.store, ctx.run_id, ctx.rank, ctx.world_size, layouts=[layout], quorum=quorum) as client:
+        client.join([np.zeros(64, np.float32).tobytes()])
+        if ctx.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        client.exchange(0, np.ones(64, np.float32), weight=1.0)
+"""
+
+
+def killed(rank: int) -> ReplicaStatus:
+    times = {"started_at": NOW - 60, "ended_at": NOW - 20}
+    return ReplicaStatus(rank, ReplicaState.FAILED, Reason.KILLED, "killed by SIGKILL", 137, **times)
+
+
+def kill(cli: Cli, run: str, rank: int) -> None:
+    os.kill(int(cli("status", run, "--json").data["replicas"][rank]["native_id"]), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, str]]:
+    """A run in which rank 2 of 3 was killed before the first round, and the others waited for it in vain."""
+    cli = Cli(tmp_path_factory.mktemp("lost"))
+    (cli.folder / "lostjob.py").write_text(LOST)
+    try:
+        run = cli.detached("lostjob:rounds", "-n", 3)
+        assert cli("wait", run).code == 1
+        yield cli, run
+    finally:
+        cli.end_everything()
+
+
+def test_logs_of_a_killed_replica_that_was_silent_say_what_is_known(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:silent", "-n", 2, "--arg", f"gate={gate}")
+    kill(cli, run, 1)
+    gate.touch()
+    assert cli("wait", run).code == 1
+    done = cli("logs", run)
+    assert (done.code, done.stdout) == (0, "")
+    silence, ending = done.stderr.splitlines()
+    assert silence == "ranks 0-1 printed nothing"
+    assert re.fullmatch(
+        r"rank 1 failed at [\d :-]+, after \d+s: killed by SIGKILL \(killed, exit code 137\)", ending
+    ), ending
+    ranks = cli("logs", run, "--rank", "1", "--json").data["ranks"]
+    assert [(r["rank"], r["lines"], r["state"], r["exit_code"]) for r in ranks] == [(1, 0, "failed", 137)]
+
+
+def test_logs_of_a_run_that_went_well_add_nothing(finished, inside):
+    assert inside.at(finished.cli)("logs", finished.ok).stderr == ""
+
+
+def test_logs_with_nothing_that_was_asked_for_do_not_say_that_nothing_was_printed(finished, inside):
+    at = inside.at(finished.cli)
+    assert at("logs", finished.ok, "--grep", "no such").stderr == "ranks 0-1 printed no such line\n"
+    assert at("logs", finished.ok, "--tail", "0").stderr == ""
+
+
+def test_an_ending_has_what_is_known_and_nothing_twice():
+    told = re.sub(r"at [\d :-]+,", "at T,", ending_text(killed(1), NOW))
+    assert told == "rank 1 failed at T, after 40s: killed by SIGKILL (killed, exit code 137)"
+    lost = ReplicaStatus(2, ReplicaState.LOST, Reason.LOST, "no such job\nany more")
+    assert ending_text(lost, NOW) == "rank 2 lost: no such job"
+
+
+def test_of_many_endings_the_first_few_are_told_and_the_rest_named():
+    *_, last = told = list(ending_lines([killed(rank) for rank in range(12)], "r", NOW))
+    assert len(told) == 9
+    assert last == "… and 4 more: ranks 8-11; `atoll status r`"
+    assert silence_text([3], is_narrowed=False) == "rank 3 printed nothing"
+    assert silence_text([], is_narrowed=False) == ""
+
+
+def test_the_report_of_a_lost_quorum_begins_with_its_cause(lost):
+    cli, run = lost
+    done = cli("wait", run)
+    assert done.code == 1
+    report = done.stderr.partition("error: ")[2].splitlines()
+    assert report[1] == "  rank 2: failed, killed, exit code 137: killed by SIGKILL"
+    assert report[2].startswith("  ranks 0-1: failed, timeout, exit code 5: QuorumLost: round 0 has no quorum")
+    assert report[-1].startswith(f"hint: atoll logs {run} --rank 2")
+
+
+def test_nobody_is_told_to_verify_a_run_later_that_is_over(lost, inside):
+    done = inside.at(lost[0])("verify", lost[1], "--json")
+    assert (done.code, done.error["hint"]) == (5, None)
+
+
+def test_who_is_cancelled_on_request_is_said_to_be_so_once(cli):
+    run = cli.detached("job:until", "--arg", f"gate={cli.folder / 'gate'}")
+    assert cli("cancel", run).code == 0
+    assert cli("wait", run).stderr.partition("error: ")[2].splitlines()[1] == (
+        "  rank 0: cancelled on request, exit code 143"
+    )
+    row = cli("status", run).stdout.splitlines()[-1]
+    assert row.count("cancelled") == 2, "its state, and on whose wish"
+    assert "cancelled at" in cli("logs", run).stderr
+    assert cli("logs", run).stderr.count("cancelled") == 1
+
+
+def test_who_is_cancelled_because_another_failed_is_told_of_that_one(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:bad_and_until", "-n", 2, "--arg", f"gate={gate}")
+    done = cli("wait", run, "--fail-fast")
+    assert done.code == 1
+    assert "  rank 1: cancelled because rank 0 failed, exit code 143" in done.stderr.splitlines()
+    assert "on request" not in done.stderr + cli("status", run).stdout + cli("logs", run).stderr
+
+
+def test_who_is_cancelled_at_a_deadline_is_told_of_that(cli):
+    run = cli.detached("job:until", "--arg", f"gate={cli.folder / 'gate'}")
+    assert cli("wait", run, "--timeout", "0.1s", "--on-deadline", "cancel").code == 124
+    assert "cancelled because it was still going after 0.1 s" in cli("status", run).stdout
+
+
+def test_a_replica_that_was_started_again_is_said_to_be_so_and_why(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:killed_once", "-n", 2, "--max-restarts", 1, "--arg", f"gate={gate}")
+    while cli("status", run, "--json").data["replicas"][1]["attempt"] == 0:
+        pass
+    why = "restarted: rank 1 (attempt 0 ended: killed by SIGKILL)"
+    assert f"\nagain     {why}\n" in cli("status", run).stdout
+    watching = cli.start("wait", run, stderr=subprocess.PIPE)
+    assert watching.stderr is not None
+    assert why in watching.stderr.readline().decode()
+    gate.touch()
+    assert why not in watching.communicate(timeout=60)[1].decode().splitlines()[-1]
+    assert watching.returncode == 0
+    assert "restarted" not in cli("status", run).stdout
+
+
+def test_a_killed_replica_that_was_not_to_be_started_again_could_have_been(cli):
+    run = cli.detached("job:killed_once", "-n", 2, "--arg", f"gate={cli.folder}")
+    done = cli("wait", run)
+    assert done.stderr.splitlines()[-1] == (
+        f"hint: atoll logs {run} --rank 1; with `--max-restarts N` a replica that ends so is started again"
+    )
+
+
+def test_status_shows_the_pid_of_a_replica_that_runs_here(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={gate}")
+    pids = [replica["native_id"] for replica in cli("status", run, "--json").data["replicas"]]
+    title, *rows = cli("status", run).stdout.partition("\n\n")[2].splitlines()
+    assert "id" in title.split()
+    assert all(pid in row.split() for pid, row in zip(pids, rows, strict=True))
+    os.kill(int(pids[0]), signal.SIGKILL)
+    gate.touch()
+    assert cli("wait", run).code == 1
+    assert " id " not in cli("status", run).stdout, "a pid of the past may be somebody else's by now"
+
+
+def test_a_long_message_leaves_the_line_that_raised_it_in_the_report(cli):
+    deep = [f"def f{n}():\n    return f{n + 1}()\n" for n in range(8)]
+    wordy = 'def f8():\n    raise ValueError("\\n".join(f"line {n}" for n in range(60)))\n'
+    (cli.folder / "wordy.py").write_text("".join([*deep, wordy]))
+    done = cli("run", "wordy:f0")
+    assert done.code == 1
+    assert 'wordy.py", line 18, in f8' in done.stderr
+    assert "ValueError: line 0\n" in done.stderr
+    assert "    line 59\n" in done.stderr
+    assert "    line 30\n" not in done.stderr
