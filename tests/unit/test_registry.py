@@ -48,6 +48,14 @@ def test_options_behind_a_path_are_refused_with_the_uri_that_takes_them(tmp_path
     assert opened.recycles
 
 
+def test_a_misspelt_option_of_a_file_store_says_which_one_may_be_meant():
+    with pytest.raises(
+        ConfigError, match=r"a file:// store has no option `recyle`, did you mean `recycle`\?"
+    ) as caught:
+        registry.open_store("file:///x?recyle=1")
+    assert caught.value.hint == "options: fsync, recycle"
+
+
 @pytest.mark.parametrize("name", ["really?", "a?b=1/c", "a?b"])
 def test_a_question_mark_alone_makes_no_options(tmp_path, name):
     opened = registry.open_store(str(tmp_path / name))

@@ -266,7 +266,7 @@ def test_the_options_of_a_file_store_are_part_of_its_address(tmp_path: Path) -> 
     again = open_store(store.uri)
     assert (again.uri, again.root, again.recycles) == (store.uri, store.root, True)
     assert not open_store(f"file://{tmp_path}?recycle=false").recycles
-    for wrong, word in (("recycle=perhaps", "0 or 1"), ("recycled=1", "options fsync and recycle")):
+    for wrong, word in (("recycle=perhaps", "0 or 1"), ("recycled=1", "no option `recycled`, did you mean `recycle`")):
         with pytest.raises(ConfigError, match=word):
             open_store(f"file://{tmp_path}?{wrong}")
 

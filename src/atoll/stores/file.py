@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 
-from atoll.errors import ConfigError, KeyExists, KeyNotFound
+from atoll.errors import ConfigError, KeyExists, KeyNotFound, did_you_mean
 from atoll.stores import _file_huge
 from atoll.stores._file_errors import file_errors
 from atoll.stores._file_huge import SLICE, Given
@@ -65,9 +65,11 @@ class FileStore:
     def from_uri(cls, uri: str, **options: Any) -> FileStore:
         address, _, query = uri.partition("?") if "://" in uri else (uri, "", "")
         options = {**dict(parse_qsl(query, keep_blank_values=True)), **options}
-        unknown = sorted(set(options) - set(_DEFAULTS))
-        if unknown:
-            raise ConfigError(f"a file store has the options fsync and recycle; got {', '.join(unknown)}")
+        for name in sorted(set(options) - set(_DEFAULTS)):
+            raise ConfigError(
+                f"a file:// store has no option `{name}`{did_you_mean(name, list(_DEFAULTS))}",
+                hint=f"options: {', '.join(_DEFAULTS)}",
+            )
         return cls(_path_in(address), **{name: _switch(name, value) for name, value in options.items()})
 
     def __repr__(self) -> str:
