@@ -202,7 +202,7 @@ def fields_of(found: type | None) -> list[tuple[str, tuple[Any, Any]]]:
         return [(f.name, (f.type, default_of(f))) for f in dataclasses.fields(found) if f.init]
     if hasattr(found, "_field_defaults"):
         return [(n, (t, found._field_defaults.get(n, nothing))) for n, t in found.__annotations__.items()]
-    if getattr(found, "_is_protocol", False):
+    if getattr(found, "_is_protocol", False) or inspect.isabstract(found):
         return [(name, (kind, nothing)) for name, kind in vars(found).get("__annotations__", {}).items()]
     return []
 
