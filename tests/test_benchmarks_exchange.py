@@ -111,3 +111,18 @@ class TestWireServer(StoreContract):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wire")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wire")
         return lambda name: CloudStore.from_uri(server.uri(f"{tmp_path.name}/{name}"))
+
+
+PAGES_IN_USE = """
+import subprocess, sys
+from pathlib import Path
+from wire.pages import large_pages
+with large_pages(folder := Path(sys.argv[1])):
+    child = subprocess.Popen(["cat"], cwd=folder, stdin=subprocess.PIPE)
+folder.rmdir()
+child.communicate()
+"""
+
+
+def test_a_folder_in_memory_can_be_removed_while_somebody_is_still_in_it(tmp_path):
+    subprocess.run([sys.executable, "-c", PAGES_IN_USE, str(tmp_path / "large")], cwd=BENCHMARKS, check=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 OPTION = "huge=within_size"
 _NEW_MOUNTS, _PRIVATE, _ALL_BELOW = 0x20000, 0x40000, 0x4000
+_WHEN_UNUSED = 2
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def large_pages(folder: Path) -> Iterator[str | None]:
     finally:
         if trouble is None:
             os.chdir("/")
-            ctypes.CDLL(None).umount2(os.fsencode(folder), 0)
+            ctypes.CDLL(None).umount2(os.fsencode(folder), _WHEN_UNUSED)  # a replica may still be ending
 
 
 def _mounted(folder: Path) -> str | None:

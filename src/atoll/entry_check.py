@@ -65,7 +65,8 @@ def _find(module: str, root: str) -> str | None:
 def _problems(tree: ast.Module, function: str, task: Task) -> Iterator[str]:
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if function in defined:
-        yield from _argument_problems(defined[function], task)
+        if not any(_gives(node, function) for node in tree.body if not isinstance(node, ast.FunctionDef)):
+            yield from _argument_problems(defined[function], task)
     elif not _may_define(tree, function):
         yield f"no function `{function}` there{did_you_mean(function, [*defined, *_imported(tree)])}"
 
@@ -90,6 +91,19 @@ def _names(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.alias):
         return name in (node.asname or node.name, node.name.partition(".")[0]) or node.name == "*"
     return getattr(node, "name", None) == name
+
+
+def _gives(node: ast.AST, name: str) -> bool:
+    """Whether the name may mean something else after this, such as a wrapped function. Methods are not meant."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return node.name == name
+        case ast.Name():
+            return node.id == name and isinstance(node.ctx, ast.Store)
+        case ast.alias():
+            return name == (node.asname or node.name)
+        case _:
+            return any(_gives(inner, name) for inner in ast.iter_child_nodes(node))
 
 
 def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:

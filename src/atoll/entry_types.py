@@ -17,6 +17,8 @@ def type_problem(parameter: ast.arg, default: ast.expr | None, value: Any) -> st
     kinds = _kinds(parameter.annotation)
     if kinds is None or kinds == {"None"}:
         return None
+    if isinstance(default, ast.Constant) and type(default.value) is type(value):
+        return None  # whatever is annotated
     if isinstance(default, ast.Constant) and default.value is None:
         kinds = kinds | {"None"}
     given = _misfit(kinds, value)

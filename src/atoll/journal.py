@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.errors import Conflict, KeyExists, KeyNotFound, RunNotFound
 from atoll.handle import RunHandle
@@ -98,21 +98,31 @@ def read_handle(store: Store, run_id: str) -> RunHandle | None:
         return None
 
 
-def record_cancel(store: Store, run_id: str, why: str) -> None:
+class Cancel(NamedTuple):
+    """What was said when the run was asked to stop."""
+
+    why: str
+    """A sentence about a replica."""
+    over: tuple[int, ...] = ()
+    """Ranks that had ended by themselves."""
+
+
+def record_cancel(store: Store, run_id: str, cancel: Cancel) -> None:
     """Say that the run was asked to stop, and why: the backend is not told, and may forget. The first word counts."""
     try:
-        store.create(RunKeys(run_id).cancelled(), _encode({"at": time.time(), "why": why}))
+        store.create(RunKeys(run_id).cancelled(), _encode({"at": time.time(), **cancel._asdict()}))
     except KeyExists:
         pass
 
 
-def cancel_reason(store: Store, run_id: str) -> str | None:
-    """Why the run was asked to stop, as a sentence about a replica; None if it was not."""
+def read_cancel(store: Store, run_id: str) -> Cancel | None:
+    """What was said when the run was asked to stop; None if it was not."""
     try:
-        why = _decode(store.get(RunKeys(run_id).cancelled())).get("why")
+        found = _decode(store.get(RunKeys(run_id).cancelled()))
     except KeyNotFound:
         return None
-    return why if isinstance(why, str) else ON_REQUEST
+    why = found.get("why")
+    return Cancel(why if isinstance(why, str) else ON_REQUEST, tuple(found.get("over", ())))
 
 
 def is_cancelled(store: Store, run_id: str) -> bool:

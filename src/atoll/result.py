@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -89,13 +89,22 @@ class RunResult:
         return {"run_id": self.run_id, "ok": self.ok, "outcomes": [outcome.to_json() for outcome in self.outcomes]}
 
 
-def join(status: RunStatus, outcomes: Mapping[int, ReplicaOutcome], *, cancelled: str | None = None) -> RunStatus:
+def join(
+    status: RunStatus,
+    outcomes: Mapping[int, ReplicaOutcome],
+    *,
+    cancelled: str | None = None,
+    over: Collection[int] = (),
+) -> RunStatus:
     """Two witnesses, one answer: the backend's status, corrected by what replicas wrote in the store.
 
     The store knows better only where the backend forgot (LOST), and where a process that ended well left no outcome.
     `cancelled` is why the store has a request to stop: a replica told to leave then was cancelled, not preempted.
+    Not so the ranks that were `over` before: what became of them may be why.
     """
-    return status.with_replicas(_join_one(r, outcomes.get(r.rank), cancelled) for r in status.replicas)
+    return status.with_replicas(
+        _join_one(r, outcomes.get(r.rank), None if r.rank in over else cancelled) for r in status.replicas
+    )
 
 
 def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: str | None) -> ReplicaStatus:

@@ -17,6 +17,7 @@ from atoll.executors.base import Executor, Originator, Plan, Preflighter
 from atoll.failures import ranks_text
 from atoll.handle import RunHandle
 from atoll.home import default_store
+from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
 from atoll.spec import Code, RunSpec
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
@@ -233,8 +234,10 @@ class Run:
         self._cancel(ON_REQUEST)
 
     def _cancel(self, why: str) -> None:
-        if not self.status(progress=False).is_terminal:
-            journal.record_cancel(self.store, self.id, why)
+        status = self.status(progress=False)
+        if not status.is_terminal:
+            ended = (r.rank for r in status.replicas if r.state.is_terminal and r.state is not ReplicaState.LOST)
+            journal.record_cancel(self.store, self.id, Cancel(why, tuple(ended)))
         self._handle = self._handle or journal.read_handle(self.store, self.id)
         if self._handle is None and journal.has_intent(self.store, self.id):
             # A launcher died between intent and handle. Submitting again adopts whatever it started.
@@ -301,8 +304,8 @@ class Run:
 
     def _joined(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
         may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
-        why = journal.cancel_reason(self.store, self.id) if may_be_cancelled else None
-        return join(backend, outcomes, cancelled=why)
+        cancel = journal.read_cancel(self.store, self.id) if may_be_cancelled else None
+        return join(backend, outcomes, cancelled=cancel.why, over=cancel.over) if cancel else join(backend, outcomes)
 
     def _with_last_lines(self, outcome: ReplicaOutcome) -> ReplicaOutcome:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:

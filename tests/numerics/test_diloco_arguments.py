@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diloco_toys import contexts, perceptron
@@ -103,3 +104,14 @@ def test_local_sgd_says_the_same_by_its_own_name():
 def test_several_optimizers_may_come_as_any_iterable():
     model, inner, ctx = toy()
     atoll.DiLoCo(model, (one for one in [inner]), ctx, inner_steps=1).close()  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers():
+    model, inner, ctx = toy()
+    numbers = {"inner_steps": np.int64(2), "fragments": np.int32(1), "quorum": np.int64(1), "checkpoint": np.uint8(3)}
+    with atoll.DiLoCo(model, inner, ctx, **numbers, eager=np.False_, snapshot=np.int64(4)) as outer:
+        assert type(outer.inner_steps) is int
+    with atoll.LocalSGD(*toy(), **numbers) as outer:
+        assert type(outer.inner_steps) is int
+    words = "inner_steps=2.0: a whole number from 1"
+    assert refusal(model, inner, ctx, inner_steps=np.float32(2.0)).problems == (words,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Thread
 from typing import Any
 
+import boto3
 import pytest
 
 from atoll.context import RunContext
@@ -185,6 +186,18 @@ def test_following_ends_when_the_run_is_cancelled(bench):
         reader.join(bench.patience_s)
         assert not reader.is_alive()
         assert seen[:1] == ["one"]
+
+
+def test_a_job_that_was_stopped_by_hand_did_not_end_because_of_itself(bench):
+    with launched(bench, "hold", 2) as run:
+        entered(bench, run)
+        stopped = run.executor.status(run.handle).replicas[1].native_id
+        boto3.client("sagemaker").stop_training_job(TrainingJobName=stopped)
+        run.wait(bench.patience_s, fail_fast=True)
+        over(bench, run)
+        words = [replica.message for replica in run.status().replicas]
+        assert words[0] == "cancelled because rank 1 cancelled"
+        assert words[1].startswith("Stopped")
 
 
 def test_the_bill_is_told_for_jobs_that_are_over(bench):

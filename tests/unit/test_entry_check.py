@@ -22,7 +22,7 @@ def train(
     maybe: Optional[float] = None, either: float | None = None, hidden: int = None, number: Union[int, float] = 1,
     counted: bool | int = 0,
     text: str = "", mixed: float | str = 1.0, mixed_too: typing.Optional[Union[str, int]] = None,
-    several: list[float] = (), own: Settings = None,
+    several: list[float] = (), own: Settings = None, automatic: int = "auto", many: int = 1e3, switch: bool = 0,
 ):
     pass
 
@@ -38,6 +38,36 @@ def none(ctx):
 @decorated
 def wrapped(ctx, lr: float):
     pass
+
+def assigned(ctx, lr: float):
+    pass
+
+def imported(ctx, lr: float):
+    pass
+
+def chosen(ctx, lr: float):
+    pass
+
+def called(ctx, lr: float):
+    pass
+
+assigned = partial(assigned, lr=1.0)
+
+try:
+    from fast import train as imported
+except ImportError:
+    pass
+
+if FAST:
+    def chosen(ctx):
+        pass
+
+class Trainer:
+    def called(self):
+        pass
+
+if __name__ == "__main__":
+    called(None, 1.0)
 """
 
 
@@ -129,6 +159,7 @@ def test_an_argument_of_another_type_than_annotated_is_refused(root, args, words
         {"plain": "abc"},
         {"text": "abc", "mixed": "abc", "mixed_too": "abc"},
         {"several": "abc", "own": "abc"},
+        {"automatic": "auto", "many": 2e3, "switch": 1},
     ],
 )
 def test_an_argument_that_fits_or_may_fit_is_let_through(root, args):
@@ -143,6 +174,15 @@ def test_further_keywords_are_the_functions_own_affair(root):
 
 def test_a_decorator_may_change_what_is_wanted(root):
     check(root, "wrapped", lr="abc")
+
+
+@pytest.mark.parametrize("function", ["assigned", "imported", "chosen"])
+def test_a_name_that_is_given_again_may_want_something_else(root, function):
+    check(root, function, other="text")
+
+
+def test_a_method_or_a_call_gives_a_name_to_nothing(root):
+    assert "needs an argument `lr`" in refusal(root, "job:called")
 
 
 def test_every_argument_that_does_not_fit_is_named_at_once(root):

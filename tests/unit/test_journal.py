@@ -7,8 +7,11 @@ import pytest
 from atoll import journal
 from atoll.errors import Conflict, RunNotFound
 from atoll.handle import RunHandle
+from atoll.journal import Cancel
 from atoll.registry import open_store
+from atoll.rounds.keys import RunKeys
 from atoll.spec import RunSpec
+from atoll.status import ON_REQUEST
 
 
 @pytest.fixture
@@ -64,3 +67,16 @@ def test_runs_are_listed_whatever_they_are_called(memory):
 def test_a_run_that_is_not_there_says_where_it_looked(memory):
     with pytest.raises(RunNotFound, match="no run `nope` in memory://"):
         journal.read_run(memory, "nope")
+
+
+def test_of_two_who_cancel_a_run_the_first_says_why_and_who_had_ended_before(memory):
+    assert journal.read_cancel(memory, "r") is None
+    said = Cancel("cancelled because rank 1 failed", (1,))
+    journal.record_cancel(memory, "r", said)
+    journal.record_cancel(memory, "r", Cancel(ON_REQUEST))
+    assert journal.read_cancel(memory, "r") == said
+
+
+def test_a_request_to_stop_that_says_no_more_was_somebodys_wish(memory):
+    memory.put(RunKeys("r").cancelled(), b'{"at": 1.0}')
+    assert journal.read_cancel(memory, "r") == Cancel(ON_REQUEST)

@@ -17,7 +17,7 @@ from atoll.errors import StoreUnavailable
 from atoll.rounds.outgoing import NotFinite, Outgoing
 from atoll.rounds.seal import Frame, checksum, open_frame
 from atoll.stores._file_names import TEMP_FOLDER
-from atoll.stores.base import Store, size_of
+from atoll.stores.base import Buffer, Store, size_of
 from atoll.stores.file import FileStore
 from atoll.stores.memory import MemoryStore
 
@@ -85,6 +85,33 @@ def test_values_that_are_not_finite_are_not_written(store: Store, bad: float, at
     assert list(store.list()) == []
     if isinstance(store, FileStore):
         assert [path for path in (store.root / TEMP_FOLDER).iterdir() if path.is_file()] == []
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_values_that_were_not_finite_when_they_were_written_do_not_pass_for_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch, bad: float
+) -> None:
+    values, seal = values_of(700_000), Outgoing.front
+    values[99] = bad
+    outgoing = Outgoing(HEADER, values)
+
+    def mended(_: Outgoing) -> Buffer:
+        if isinstance(store, MemoryStore):
+            outgoing.look(0, len(outgoing.payload))
+        values[99] = 0.0  # by somebody who trains on
+        return seal(outgoing)
+
+    monkeypatch.setattr(Outgoing, "front", mended)
+    with pytest.raises(NotFinite):
+        store.put("a.bin", outgoing)
+
+
+def test_the_norm_is_that_of_what_was_written(store: Store) -> None:
+    values = np.zeros(700_000, np.float32)
+    outgoing = Outgoing(HEADER, values)
+    store.put("a.bin", outgoing)
+    values[99] = math.nan
+    assert outgoing.norm == 0.0
 
 
 def test_a_write_that_failed_half_way_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

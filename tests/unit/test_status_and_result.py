@@ -132,6 +132,15 @@ def test_why_a_run_was_cancelled_is_known_to_who_cancelled_it():
     assert join(backend, own, cancelled=ON_REQUEST).replicas[0].message == ON_REQUEST
 
 
+def test_who_had_ended_before_a_run_was_cancelled_did_not_end_because_of_it():
+    stopped = RunStatus(tuple(ReplicaStatus(rank, S.CANCELLED, Reason.CANCELLED, "Stopped") for rank in (0, 1)))
+    joined = join(stopped, {}, cancelled="cancelled because rank 1 cancelled", over=(1,))
+    assert [r.message for r in joined.replicas] == ["cancelled because rank 1 cancelled", "Stopped"]
+    left = {rank: ReplicaOutcome(rank, 0, S.FAILED, Reason.PREEMPTED) for rank in (0, 1)}
+    joined = join(run_status(S.LOST, S.LOST), left, cancelled="cancelled because rank 1 failed", over=(1,))
+    assert [r.reason for r in joined.replicas] == [Reason.CANCELLED, Reason.PREEMPTED]
+
+
 def test_an_outcome_of_an_earlier_attempt_does_not_count():
     status = RunStatus((ReplicaStatus(0, S.LOST, attempt=1),))
     assert join(status, {0: outcome(0, S.FAILED, attempt=0)}).state is S.LOST

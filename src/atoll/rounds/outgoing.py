@@ -17,7 +17,7 @@ from atoll import _passes
 from atoll._passes import Hash
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.fused import LEAST_COMPILED, sound, sum_of_squares
-from atoll.rounds.seal import PREAMBLE_BYTES, canonical, seal_front
+from atoll.rounds.seal import PREAMBLE_BYTES, canonical, checksum, seal_front
 from atoll.stores.base import Buffer, Unsealed
 
 _STEP = 1 << 10
@@ -33,6 +33,9 @@ class NotFinite(Exception):
 class Outgoing(Unsealed):
     """A frame of these values, with this header and what is found of them."""
 
+    norm = math.nan
+    """L2 of the values, when there is a front."""
+
     def __init__(self, header: Mapping[str, Any], values: F32) -> None:
         self._header, self._values = header, values
         self.payload = as_bytes(np.ascontiguousarray(values, "<f4"))
@@ -45,11 +48,6 @@ class Outgoing(Unsealed):
     def check(self) -> str:
         """XXH3-64 of what has been seen."""
         return self._state.hexdigest()
-
-    @property
-    def norm(self) -> float:
-        """L2 of the values, when all have been seen."""
-        return math.sqrt(sound(self._squares, self._values))
 
     def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
         if start == 0:
@@ -80,15 +78,19 @@ class Outgoing(Unsealed):
     def front(self) -> Buffer:
         if self._seen < len(self.payload):
             self._look_at_all()
-        norm = self.norm
-        if not math.isfinite(norm):
+        self.norm = math.sqrt(sound(self._squares, self._values))
+        if not (math.isfinite(self.norm) and self._are_sound()):
             raise NotFinite
-        header = {**self._header, "norm": norm, "xxh3": self.check}
+        header = {**self._header, "norm": self.norm, "xxh3": self.check}
         return seal_front(header, len(self.payload), alignment=self.front_bytes)
 
     def _begin(self) -> None:
         self._state: xxhash.xxh3_64 | Hash = xxhash.xxh3_64() if self._passes is None else Hash(self._passes)
         self._squares, self._seen = 0.0, 0
+
+    def _are_sound(self) -> bool:
+        """Whether the values that were seen are finite. If squares did not fit, that is known of those of now."""
+        return math.isfinite(self._squares) or checksum(self.payload) == self.check
 
     def _look_at_all(self) -> None:
         for start in range(0, len(self.payload), _TILE):

@@ -11,6 +11,7 @@ from inspect import signature
 from types import MethodType
 from typing import Any, NamedTuple, ParamSpec
 
+import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
@@ -35,19 +36,28 @@ class _Kind(NamedTuple):
 
 
 def checked(init: Callable[P, None]) -> Callable[P, None]:
-    """An `__init__` that raises `InvalidSpec` with every argument that is not there, or not what it must be."""
+    """An `__init__` that raises `InvalidSpec` with every argument that is not there, or not what it must be.
+
+    Numbers of numpy are taken as those of Python, which can be written down for the other replicas.
+    """
+    make: Callable[..., None] = init
 
     @wraps(init)
     def checking(*given: P.args, **named: P.kwargs) -> None:
         made, bound = type(given[0]).__name__, MethodType(init, given[0])
         if problems := call_problems(bound, given[1:], named):
             raise InvalidSpec(made, problems)
-        arguments = signature(bound).bind(*given[1:], **named).arguments
-        if problems := list(_problems(arguments)):
-            raise InvalidSpec(made, problems, hint=_hint(arguments, made))
-        init(*given, **named)
+        call = signature(bound).bind(*given[1:], **named)
+        call.arguments.update({name: _plain(value) for name, value in call.arguments.items()})
+        if problems := list(_problems(call.arguments)):
+            raise InvalidSpec(made, problems, hint=_hint(call.arguments, made))
+        make(given[0], *call.args, **call.kwargs)
 
     return checking
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _problems(arguments: Mapping[str, Any]) -> Iterator[str]:
