@@ -230,9 +230,13 @@ API FAST double atoll_look(hash *h, const float *values, int64_t count, uint8_t 
             memcpy(out + at, data + at, BLOCK);
     }
     _mm_sfence();
-    if (out) memcpy(out + at, data + at, (size_t)kept);
     suspend(h, l, data, bytes, kept);
-    for (int64_t i = at / 4; i < count; i++) total += (double)values[i] * (double)values[i];
+    if (out) memcpy(out + at, h->last, (size_t)kept);
+    for (int64_t i = 0; i < kept; i += 4) {
+        float value;
+        memcpy(&value, h->last + i, 4);
+        total += (double)value * (double)value;
+    }
     return total;
 }
 
@@ -248,6 +252,7 @@ API FAST int64_t atoll_pour(hash *h, const float *values, int64_t count, int64_t
             *squares += atoll_look(h, values + done / 4, (stop - done) / 4, NULL);
         }
         int64_t some = pwrite((int)file, data + done, (size_t)(stop - done), at + done);
+        if (some == 0) return EIO;
         if (some < 0 && errno != EINTR) return errno;
         if (some > 0) done += some;
     }

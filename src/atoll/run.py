@@ -319,9 +319,15 @@ def _needs_store(status: RunStatus) -> bool:
 
 
 def _ended(status: RunStatus) -> str:
-    """Such as `rank 1 failed`: those who ended other than well."""
-    states = sorted({str(replica.state) for replica in status.failures()})
-    return f"{ranks_text(replica.rank for replica in status.failures())} {' or '.join(states)}"
+    """Such as `rank 1 failed and ranks 2, 3 were cancelled`: those who ended other than well."""
+    ways: dict[ReplicaState, list[int]] = {}
+    for replica in status.failures():
+        ways.setdefault(replica.state, []).append(replica.rank)
+    return " and ".join(f"{ranks_text(ranks)} {_became(state, len(ranks))}" for state, ranks in ways.items())
+
+
+def _became(state: ReplicaState, count: int) -> str:
+    return str(state) if state is ReplicaState.FAILED else f"{'was' if count == 1 else 'were'} {state}"
 
 
 def _working_folder() -> str:

@@ -196,7 +196,7 @@ def test_a_job_that_was_stopped_by_hand_did_not_end_because_of_itself(bench):
         run.wait(bench.patience_s, fail_fast=True)
         over(bench, run)
         words = [replica.message for replica in run.status().replicas]
-        assert words[0] == "cancelled because rank 1 cancelled"
+        assert words[0] == "cancelled because rank 1 was cancelled"
         assert words[1].startswith("Stopped")
 
 
