@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 import pytest
 import torch
@@ -53,6 +54,16 @@ def test_one_who_met_the_others_or_did_not_train_is_told_nothing(caplog, steps):
     with caplog.at_level(logging.WARNING, "atoll.training"):
         alone(5, steps)
     assert not caplog.records
+
+
+def test_a_loop_that_never_takes_an_optimizer_step_is_refused():
+    model = perceptron()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with atoll.DiLoCo(model, inner, contexts(1)[0], inner_steps=2, tuning=QUICK) as outer:
+        words = "1000 passes of the training loop without an optimizer step"
+        with pytest.raises(ConfigError, match=words) as caught:
+            deque(outer.steps(batches(0, 4), rounds=2), maxlen=0)
+    assert caught.value.hint == "call `step()` of the optimizer that DiLoCo was given"
 
 
 def test_training_on_and_on_without_a_round_is_refused():

@@ -44,7 +44,7 @@ from atoll.training.pace import Pace
 from atoll.training.params import ModelVector, refuse_strangers
 from atoll.training.progress import Progress
 from atoll.training.saved import load_outer, outer_state
-from atoll.training.settings import agreed_settings, check_held, check_rounds, warn_of_no_round
+from atoll.training.settings import agreed_settings, check_held, check_rounds, check_trained, warn_of_no_round
 from atoll.training.stream import Stream
 
 Batch = TypeVar("Batch")
@@ -194,6 +194,7 @@ class DiLoCo:
         self._held_since = self._clock.monotonic()
         self._client.mark("compute", self._training_since, self._held_since)
         self._pace.boundary(weight or 0.0)
+        check_trained(self._pace.idle, self.inner_steps)
         try:
             return self._boundary()
         finally:

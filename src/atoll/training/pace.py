@@ -13,6 +13,8 @@ class Pace:
         """Optimizer steps since the last exchange began."""
         self.loose = 0
         """Optimizer steps since training was last at a boundary."""
+        self.idle = 0
+        """Boundaries in a row before which there was none."""
         self._weights = [0.0] * fragments
         self._steps = [0] * fragments
         self._taken = (0, 0, 0.0, 0)
@@ -26,6 +28,7 @@ class Pace:
         """The end of a pass of the training loop, which weighs this much."""
         self._weights = [sum_ + weight for sum_ in self._weights]
         self._steps = [steps + self.loose for steps in self._steps]
+        self.idle = 0 if self.loose else self.idle + 1
         self.loose = 0
 
     def weight(self, fragment: int) -> float:

@@ -12,6 +12,7 @@ from atoll.training.params import ModelVector
 from atoll.training.stream import Stream
 
 log = logging.getLogger("atoll.training")
+_STEP = "call `step()` of the optimizer that DiLoCo was given"
 _HOLD = "iterate over `outer.steps(batches, rounds=…)`, or call `outer.step()` in your loop"
 
 
@@ -41,6 +42,12 @@ def check_held(steps: int, inner_steps: int) -> None:
     """Raise `ConfigError` if training has gone on for so long that nobody can be holding rounds."""
     if steps >= 10 * inner_steps:
         raise ConfigError(f"{steps} optimizer steps without a round, inner_steps={inner_steps}", hint=_HOLD)
+
+
+def check_trained(idle: int, inner_steps: int) -> None:
+    """Raise `ConfigError` if so many passes of the loop had no optimizer step that it cannot be to add up gradients."""
+    if idle >= max(1000, 10 * inner_steps):
+        raise ConfigError(f"{idle} passes of the training loop without an optimizer step: no round is due", hint=_STEP)
 
 
 def warn_of_no_round(begun: int, steps: int, stride: int) -> None:
