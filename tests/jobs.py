@@ -91,6 +91,12 @@ def out_of_memory():
     raise MemoryError
 
 
+def without_a_store():
+    from atoll.errors import StoreUnavailable
+
+    raise StoreUnavailable("the bucket does not answer", uri="s3://b", key="k")
+
+
 def progress(ctx):
     ctx.log(round_no=3, loss=0.25)
     return ctx.rank

@@ -62,6 +62,7 @@ def test_results_come_back_in_rank_order_and_nothing_is_left(jobs, store):
         ("jobs:kill_self", {"number": int(signal.SIGSEGV)}, Reason.KILLED, 139),
         ("jobs:not_json", {}, Reason.USER_ERROR, 1),
         ("jobs:out_of_memory", {}, Reason.OOM, 1),
+        ("jobs:without_a_store", {}, Reason.BACKEND, 4),
     ],
 )
 def test_every_bad_end_has_its_reason_and_exit_code(jobs, store, entry, args, reason, code):

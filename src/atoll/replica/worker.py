@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.context import ReplicaContext
 from atoll.entry import Entry, loading, playing
-from atoll.errors import AtollError, ConfigError, CorruptUpdate, QuorumLost
+from atoll.errors import AtollError, ConfigError, CorruptUpdate, QuorumLost, StoreUnavailable
 from atoll.replica.spool import Attempt, Spool, write_at_any_price
 from atoll.rounds.keys import RunKeys
 from atoll.status import Reason, ReplicaState
@@ -201,6 +201,8 @@ def _failure(exc: BaseException) -> dict[str, Any]:
 def _reason(exc: BaseException) -> Reason:
     if isinstance(exc, MemoryError):
         return Reason.OOM
+    if isinstance(exc, StoreUnavailable):
+        return Reason.BACKEND
     if isinstance(exc, QuorumLost):
         return Reason.TIMEOUT if exc.timed_out else Reason.USER_ERROR
     is_missing = isinstance(exc, CorruptUpdate) and exc.check == "missing"  # it was waited for until the deadline
