@@ -154,7 +154,10 @@ def _write(rows: list[Row], as_json: Path | None, as_markdown: Path | None) -> N
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 2,4,8") from exc
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Row:
     def line(self) -> str:
         n = f"N={self.replicas}" if self.replicas else ""
         size = f"{self.mib} MiB" if self.mib else ""
-        place = f"{self.what:<34} {n:<4} {size:>8} {self.value:>8.3f}"
+        place = f"{self.what:<36} {n:<4} {size:>8} {self.value:>8.3f}"
         return f"{place}  {self.wanted:<13} {self.verdict:<9}  {self.note}".rstrip()
 
     def markdown(self) -> str:

@@ -18,6 +18,7 @@ from atoll.errors import ConfigError
 if TYPE_CHECKING:
     from atoll.stores.base import Store
 
+_HINT = "replicas are started by `atoll run` or `atoll.launch`; to be one without them, give `ctx=ReplicaContext(…)`"
 RANK, WORLD_SIZE = "REPLICA_RANK", "WORLD_SIZE"
 RUN_ID, STORE, ATTEMPT, SPOOL = "ATOLL_RUN_ID", "ATOLL_STORE", "ATOLL_ATTEMPT", "ATOLL_SPOOL"
 RENDEZVOUS = "RENDEZVOUS_URI"
@@ -80,7 +81,7 @@ class ReplicaContext:
         if not problems and int(numbers[RANK]) >= int(numbers[WORLD_SIZE]):
             problems.append(f"{RANK}={numbers[RANK]} is not below {WORLD_SIZE}={numbers[WORLD_SIZE]}")
         if problems:
-            raise ConfigError("this process is not a replica: " + "; ".join(problems))
+            raise ConfigError("this process is not a replica: " + "; ".join(problems), hint=_HINT)
         return cls(
             run_id=environ[RUN_ID],
             rank=int(numbers[RANK]),

@@ -20,7 +20,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 def likely(name: str, known: Iterable[str]) -> list[str]:
     """The closest name, and a few others if they are just as close."""
-    near = [(_slips(name.lower(), other.lower()), other) for other in known]
+    near = [(_slips(name.lower(), other.lower()), other) for other in known if other != name]
     meant = sorted(
         (slips, other) for slips, other in near if slips <= _most_slips(name, other) or _is_stem(name, other)
     )

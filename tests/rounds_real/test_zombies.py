@@ -125,7 +125,7 @@ def test_too_few_is_an_error_that_names_who_is_missing(
     for child in [nursery.start(TRAIN, **common, rank=rank) for rank in (0, 2)]:
         assert child.wait().error == "QuorumLost"
         assert child.came["details"]["missing"] == missing
-        assert "missing rank 1, 3" in child.came["message"] or "from rank 1, 3" in child.came["message"]
+        assert "missing ranks 1, 3" in child.came["message"] or "from ranks 1, 3" in child.came["message"]
     assert not commits(place, run_id)
 
 

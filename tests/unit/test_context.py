@@ -21,6 +21,7 @@ def test_everything_that_is_missing_is_named_at_once():
         ReplicaContext.from_environment({"REPLICA_RANK": "x"})
     for name in ("REPLICA_RANK", "WORLD_SIZE", "ATOLL_RUN_ID", "ATOLL_STORE"):
         assert name in str(caught.value)
+    assert "atoll run" in (caught.value.hint or "")
 
 
 def test_a_rank_beyond_the_world_is_refused():

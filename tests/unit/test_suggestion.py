@@ -45,6 +45,11 @@ def test_the_nearest_of_several_is_meant():
     assert closest("inner_step", ["inner_stop", "inner_steps", "inner_steps_total"]) == "inner_steps"
 
 
+def test_nobody_who_said_a_name_means_that_name():
+    assert did_you_mean("train", ["train", "Train"]) == ", did you mean `Train`?"
+    assert did_you_mean("train", ["train"]) == ""
+
+
 def test_names_that_are_just_as_close_are_all_offered():
     assert did_you_mean("int9", ["int8", "int4", "bf16"]) == ", did you mean `int4` or `int8`?"
     assert likely("gpu9", [f"gpu{i}" for i in range(9)]) == ["gpu0", "gpu1", "gpu2"]

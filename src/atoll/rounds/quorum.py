@@ -126,7 +126,7 @@ def decide(
     lost = sorted(set(members) - set(arrived))
     hoped_for = set(lost) - set(rejected) - set(left)
     if rejected and policy.on_rejected == "stop":
-        return GiveUp(f"the update of rank {_listed(sorted(rejected))} was rejected", tuple(sorted(rejected)))
+        return GiveUp(f"the update of {_listed(sorted(rejected))} was rejected", tuple(sorted(rejected)))
     if policy.least is None:
         return _decide_strict(policy, usable, sorted(set(lost) - set(rejected)), hoped_for, elapsed_s)
     if len(usable) >= policy.least:
@@ -135,7 +135,7 @@ def decide(
         patient_until = min(policy.deadline_s, sorted(arrived.values())[policy.least - 1] + grace(policy, lateness))
         return Commit(usable) if elapsed_s >= patient_until else Wait(patient_until)
     if elapsed_s >= policy.deadline_s or not hoped_for:
-        reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing rank {_listed(lost)}"
+        reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing {_listed(lost)}"
         return GiveUp(reason, tuple(lost))
     return Wait(policy.deadline_s)
 
@@ -146,9 +146,10 @@ def _decide_strict(
     if not lost:
         return Commit(usable) if usable else GiveUp("every update was rejected", ())
     if not hoped_for:
-        return GiveUp(f"every member is needed, but rank {_listed(lost)} has left", tuple(lost))
+        have = "has" if len(lost) == 1 else "have"
+        return GiveUp(f"every member is needed, but {_listed(lost)} {have} left", tuple(lost))
     if elapsed_s >= policy.deadline_s:
-        return GiveUp(f"no update within {policy.deadline_s:g} s from rank {_listed(lost)}", tuple(lost))
+        return GiveUp(f"no update within {policy.deadline_s:g} s from {_listed(lost)}", tuple(lost))
     return Wait(policy.deadline_s)
 
 
@@ -162,4 +163,4 @@ def grace(policy: Quorum, lateness: Sequence[float]) -> float:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks)) or "none"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "no rank"
