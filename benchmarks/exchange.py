@@ -34,6 +34,8 @@ from wire.sockets import cpu_rows  # noqa: E402
 from wire.space import memory_rows  # noqa: E402
 from wire.walls import wall_rows  # noqa: E402
 
+SMALLEST_MIB = 64
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -127,6 +129,8 @@ def main() -> int:
     missing = missing_parts()
     if missing:
         print(f"{missing}, so rows over HTTP are left out; to have them: {INSTALL}")
+    if min(given.mib) < SMALLEST_MIB:
+        print(f"What must be is for arrays from {SMALLEST_MIB} MiB on; smaller ones take as long as their requests do.")
     print(machine(), flush=True)
     rows: list[Row] = []
     with (
