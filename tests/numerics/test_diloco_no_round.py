@@ -11,6 +11,7 @@ from diloco_toys import QUICK, batches, contexts, loss_of, perceptron, train
 
 import atoll
 from atoll.errors import ConfigError, InvalidSpec
+from atoll.training.pace import Pace
 
 
 def alone(inner_steps: int, steps: int, *, is_held: bool = True) -> None:
@@ -64,6 +65,16 @@ def test_a_loop_that_never_takes_an_optimizer_step_is_refused():
         with pytest.raises(ConfigError, match=words) as caught:
             deque(outer.steps(batches(0, 4), rounds=2), maxlen=0)
     assert caught.value.hint == "call `step()` of the optimizer that DiLoCo was given"
+
+
+def test_passes_that_only_add_up_gradients_are_counted_from_the_last_optimizer_step():
+    pace = Pace(fragments=1)
+    for _ in range(3):
+        pace.boundary(1.0)
+    assert pace.idle == 3
+    pace.count()
+    pace.boundary(1.0)
+    assert pace.idle == 0
 
 
 def test_training_on_and_on_without_a_round_is_refused():

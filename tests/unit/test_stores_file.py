@@ -179,7 +179,7 @@ def test_large_objects_are_written_in_slices_whatever_their_parts(
         return ends[-1] - ends[-2]
 
     monkeypatch.setattr(os, "writev", watched)
-    parts = [b"head", os.urandom((5 << 20) - 7), b"", *(bytes([i % 251]) * 3000 for i in range(1000))]
+    parts = [b"head", os.urandom((5 << 20) - 7), b"", *(bytes([i % 251]) * 700 for i in range(4000))]
     store = FileStore(tmp_path, fsync=False)
     store.put("a.bin", parts)
     assert store.get("a.bin") == b"".join(parts)
