@@ -67,19 +67,24 @@ def killed_before_its_mean(store: MemoryStore) -> tuple[Simulation, list[Toy]]:
     clock = FakeClock()
     few = replace(FAST, connections=3)
     toys = [Toy(r, 3, clock, rounds=4, quorum=STRICT, size=60 * 1024, is_exact=True, tuning=few) for r in range(3)]
-    simulation = Simulation(clock)
+    return _killed_at_a_mean(toys, 1, store), toys
+
+
+def _killed_at_a_mean(toys: list[Toy], rank: int, store: MemoryStore) -> Simulation:
+    """All train until this rank, whose offer of round 2 is there, is about to publish a mean of it, and dies."""
+    simulation = Simulation(toys[0].clock)
     for toy in toys:
         simulation.start(f"r{toy.rank}", toy.train(), store)
 
     def is_late_mean(op: Op) -> bool:
         is_mean = isinstance(op, Create) and "/0000000002/mean/" in op.key
-        return is_mean and bool(list(store.list(RoundKeys("toy").offer(2, 1, 0))))
+        return is_mean and bool(list(store.list(RoundKeys("toy").offer(2, rank, 0))))
 
-    simulation.before = lambda name, _, op: "kill" if name == "r1" and is_late_mean(op) else None
+    simulation.before = lambda name, _, op: "kill" if name == f"r{rank}" and is_late_mean(op) else None
     simulation.run()
-    assert simulation.killed == ["r1"]
+    assert simulation.killed == [f"r{rank}"]
     simulation.before = None
-    return simulation, toys
+    return simulation
 
 
 def waits(store: MemoryStore) -> list[dict[str, Any]]:
@@ -141,20 +146,10 @@ def test_a_dead_owner_is_waited_for_once_and_not_with_each_of_its_chunks() -> No
     clock, store = FakeClock(), MemoryStore()
     few = replace(FAST, connections=3, hold_back=False)
     toys = [Toy(r, 4, clock, rounds=4, quorum=LOOSE, size=60 * 1024, tuning=few) for r in range(4)]
-    simulation = Simulation(clock)
-    for toy in toys:
-        simulation.start(f"r{toy.rank}", toy.train(), store)
-
-    def is_late_mean(op: Op) -> bool:
-        is_mean = isinstance(op, Create) and "/0000000002/mean/" in op.key
-        return is_mean and bool(list(store.list(RoundKeys("toy").offer(2, 0, 0))))
-
-    simulation.before = lambda name, _, op: "kill" if name == "r0" and is_late_mean(op) else None
-    simulation.run()
-    assert simulation.killed == ["r0"]
+    simulation = _killed_at_a_mean(toys, 0, store)
     means = store.list(RoundKeys("toy").round_prefix(2) + "mean/")
     missing = 15 - sum(int(key.rpartition("/")[2]) % 4 == 0 for key in means)
-    simulation.before, began = None, clock.monotonic()
+    began = clock.monotonic()
     simulation.run()
     assert len(set(simulation.results().values())) == 1
     assert missing > 6
