@@ -101,7 +101,9 @@ _FUNCTIONS: Functions = {
     "atoll_copy": (None, c_void_p, c_int64, c_void_p),
     "atoll_place": (None, c_void_p, c_void_p, c_int64, c_void_p),
     "atoll_look": (c_double, c_void_p, c_void_p, c_int64, c_void_p),
-    "atoll_pour": (c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, POINTER(c_double)),
+    "atoll_pour": (
+        c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, POINTER(c_double), POINTER(c_double),
+    ),
     "atoll_mix": (
         None, POINTER(Mixture), c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int,
     ),
@@ -148,15 +150,18 @@ class Passes:
         squares: float = self.library.atoll_look(hashed.address, address_of(values, np.float32), values.size, out)
         return squares
 
-    def pour(self, values: NDArray[np.float32], hashed: Hash, file: int, at: int, step: int) -> float:
-        """Write values to a file from `at` on, in steps that end at multiples of `step`, and look at them before."""
-        squares = c_double()
+    def pour(self, values: NDArray[np.float32], hashed: Hash, file: int, at: int, step: int) -> tuple[float, float]:
+        """Write values to a file from `at` on, in steps that end at multiples of `step`, and look at them before.
+
+        The sum of squares, and the seconds that looking took.
+        """
+        squares, seconds = c_double(), c_double()
         failed = self.library.atoll_pour(
-            hashed.address, address_of(values, np.float32), values.size, file, at, step, byref(squares)
+            hashed.address, address_of(values, np.float32), values.size, file, at, step, byref(squares), byref(seconds)
         )
         if failed:
             raise OSError(failed, os.strerror(failed))
-        return squares.value
+        return squares.value, seconds.value
 
     def mix(self, how: Mixture, a: Place, b: Place, out: Place, count: int, *, is_done: bool) -> None:
         """Mix so many values of two places, and hash each that has a hash. `out` may be `a` if `a` has none."""

@@ -240,16 +240,24 @@ API FAST double atoll_look(hash *h, const float *values, int64_t count, uint8_t 
     return total;
 }
 
-/* All of it to the file from `at` on, in steps that end at multiples of `step`, each looked at first. The system's number
-   for what went wrong, or 0. */
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* All of it to the file from `at` on, in steps that end at multiples of `step`, each looked at first, which takes
+   so many seconds. The system's number for what went wrong, or 0. */
 API FAST int64_t atoll_pour(hash *h, const float *values, int64_t count, int64_t file, int64_t at, int64_t step,
-                            double *squares) {
+                            double *squares, double *seconds) {
     for (int64_t done = 0, stop = 0; done < 4 * count;) {
         const uint8_t *data = (const uint8_t *)values;
         if (done == stop) {
             stop = done + step - (at + done) % step;
             if (stop > 4 * count) stop = 4 * count;
+            double began = now();
             *squares += atoll_look(h, values + done / 4, (stop - done) / 4, NULL);
+            *seconds += now() - began;
         }
         int64_t some = pwrite((int)file, data + done, (size_t)(stop - done), at + done);
         if (some == 0) return EIO;
@@ -340,12 +348,6 @@ typedef struct {
 
 enum { HUGE = 1 << 21, WINDOW = 2 * HUGE /* mapped at a time: a tile may lie in two pages */ };
 enum { DONE, INTERRUPTED, FAILED };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Look at a file where it lies, if there is room to. */
 static void open_window(source *from) {

@@ -84,7 +84,8 @@ def test_values_are_looked_at_and_written_to_their_place(
     values, hashed = normal(size), Hash(passes)
     (tmp_path / "file").write_bytes(b"x" * at)
     with open(tmp_path / "file", "r+b") as file:
-        squares = passes.pour(values, hashed, file.fileno(), at, step)
+        squares, seconds = passes.pour(values, hashed, file.fileno(), at, step)
+    assert seconds > 0
     assert (tmp_path / "file").read_bytes() == b"x" * at + values.tobytes()
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
     assert squares == pytest.approx(float(np.square(values, dtype=np.float64).sum()), rel=1e-4)

@@ -14,8 +14,11 @@ import pytest
 
 from atoll import _passes
 from atoll.errors import StoreUnavailable
+from atoll.rounds.client import RoundClient
+from atoll.rounds.layout import Layout
 from atoll.rounds.outgoing import NotFinite, Outgoing
 from atoll.rounds.seal import Frame, checksum, open_frame
+from atoll.rounds.vectors import Parts
 from atoll.stores._file_names import TEMP_FOLDER
 from atoll.stores.base import Buffer, Store, size_of
 from atoll.stores.file import FileStore
@@ -61,6 +64,7 @@ def test_what_was_written_is_read_back_with_its_hash_and_norm(store: Store, size
         assert len(store.get("a.bin")) == size_of(outgoing)
         frame = opened(store, "a.bin")
         assert bytes(frame.payload) == values.tobytes()
+        assert (outgoing.seconds > 0) is (size > 0)
         assert frame.header == {**HEADER, "norm": outgoing.norm, "xxh3": outgoing.check}
         store.delete("a.bin")
     assert outgoing.check == checksum(values.tobytes())
@@ -127,3 +131,14 @@ def test_a_write_that_failed_half_way_begins_anew(tmp_path: Path, monkeypatch: p
 
 def _full(_: Outgoing) -> bytes:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_looking_while_writing_is_told_as_encoding(store: Store) -> None:
+    size = 1 << 19
+    out = np.empty(size, np.float32)
+    client = RoundClient(store, "r", 0, 1, layouts=[Layout.of([("w", [size], "uint8")])], codec_name="fp32")
+    client.join([memoryview(bytes(size))])
+    done = client.exchange(0, Parts([values_of(size)]), weight=1.0, out=Parts([out]))
+    client.close()
+    assert done.outcome.counters.seconds["encode"] > 0
+    assert out.tobytes() == values_of(size).tobytes()

@@ -15,6 +15,7 @@ import xxhash
 
 from atoll import _passes
 from atoll._passes import Hash
+from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.fused import LEAST_COMPILED, sound, sum_of_squares
 from atoll.rounds.seal import PREAMBLE_BYTES, canonical, checksum, seal_front
@@ -35,9 +36,11 @@ class Outgoing(Unsealed):
 
     norm = math.nan
     """L2 of the values, when there is a front."""
+    seconds = 0.0
+    """How long it was looked at; where it is copied in the same pass, that too."""
 
-    def __init__(self, header: Mapping[str, Any], values: F32) -> None:
-        self._header, self._values = header, values
+    def __init__(self, header: Mapping[str, Any], values: F32, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._header, self._values, self._clock = header, values, clock
         self.payload = as_bytes(np.ascontiguousarray(values, "<f4"))
         text = canonical({**header, "norm": _LONGEST, "xxh3": "0" * 16})
         self.front_bytes = -(-(PREAMBLE_BYTES + len(text)) // _STEP) * _STEP
@@ -52,6 +55,7 @@ class Outgoing(Unsealed):
     def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
         if start == 0:
             self._begin()
+        began = self._clock.monotonic()
         values = self._values[start // 4 : stop // 4]
         copy = None if room is None else np.frombuffer(room, np.uint8)
         if isinstance(self._state, Hash):
@@ -63,6 +67,7 @@ class Outgoing(Unsealed):
             if copy is not None:
                 np.copyto(copy, np.frombuffer(self.payload[start:stop], np.uint8))
         self._seen = stop
+        self.seconds += self._clock.monotonic() - began
 
     def pour(self, fd: int, start: int, stop: int, step: int) -> None:
         if not isinstance(self._state, Hash):
@@ -72,7 +77,9 @@ class Outgoing(Unsealed):
         if start == 0:
             self._begin()
         values = self._values[start // 4 : stop // 4]
-        self._squares += self._passes.pour(values, self._state, fd, self.front_bytes + start, step)
+        squares, seconds = self._passes.pour(values, self._state, fd, self.front_bytes + start, step)
+        self._squares += squares
+        self.seconds += seconds
         self._seen = stop
 
     def front(self) -> Buffer:
@@ -86,7 +93,7 @@ class Outgoing(Unsealed):
 
     def _begin(self) -> None:
         self._state: xxhash.xxh3_64 | Hash = xxhash.xxh3_64() if self._passes is None else Hash(self._passes)
-        self._squares, self._seen = 0.0, 0
+        self._squares, self._seen, self.seconds = 0.0, 0, 0.0
 
     def _are_sound(self) -> bool:
         """Whether the values that were seen are finite. If squares did not fit, that is known of those of now."""

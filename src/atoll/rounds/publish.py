@@ -113,9 +113,11 @@ def _write_chunk(
 
 def _write_as_seen(member: Member, draft: Offer, chunk: int, values: F32, seen: dict[int, Seen]) -> Steps[None]:
     """Write a chunk whose payload is its values, and look at them on the way."""
-    outgoing = Outgoing(update_header(draft, member.grid(draft.fragment), chunk), values)
+    began = member.io.clock.monotonic()
+    outgoing = Outgoing(update_header(draft, member.grid(draft.fragment), chunk), values, member.io.clock)
     with suppress(NotFinite):
         yield from member.io.put(_key(member, draft, chunk), outgoing)
+        member.io.spend("encode", began, began + outgoing.seconds)
         seen[chunk] = Seen(outgoing.check, outgoing.norm)
 
 
