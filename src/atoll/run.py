@@ -12,7 +12,7 @@ from atoll import entry_check, index, journal, registry, stored_logs
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
 from atoll.entry import Entry, is_loading, is_own_script
-from atoll.errors import BackendError, ConfigError, RunNotFound, WaitTimeout
+from atoll.errors import AtollError, BackendError, ConfigError, RunNotFound, WaitTimeout
 from atoll.executors.base import Executor, Originator, Plan, Preflighter
 from atoll.failures import ranks_text
 from atoll.handle import RunHandle
@@ -21,9 +21,12 @@ from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
 from atoll.spec import Code, RunSpec
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
-from atoll.stores.base import Store
+from atoll.stores.base import Store, with_patience
 from atoll.wait import OnDeadline, wait
 from atoll.witness import Witness
+
+_ASK_S = 10.0
+"""Who waits for a run and says how it goes is not silent for longer because the store is."""
 
 
 def launch(
@@ -209,14 +212,21 @@ class Run:
         fail_fast: bool = False,
         on_deadline: OnDeadline = "leave",
         on_change: Callable[[RunStatus], None] | None = None,
+        on_trouble: Callable[[AtollError | None], None] | None = None,
     ) -> RunStatus:
-        """Return when the run is over. Past the deadline raise `WaitTimeout`, and cancel the run first if told so."""
+        """Return when the run is over. Past the deadline raise `WaitTimeout`, and cancel the run first if told so.
+
+        A store or backend that is out of reach is asked again for five minutes, then its error is raised; `on_trouble`
+        is told of each time in vain, and with None that there are answers again.
+        """
+        hasty = Run(self.spec, self.executor, with_patience(self.store, _ASK_S), self._handle, self._clock)
         try:
             status = wait(
-                lambda: self.status(progress=on_change is not None),
+                lambda: hasty.status(progress=on_change is not None),
                 timeout_s=timeout_s,
                 fail_fast=fail_fast,
                 on_change=on_change,
+                on_trouble=on_trouble,
                 clock=self._clock,
             )
         except WaitTimeout as exc:

@@ -12,7 +12,8 @@ from atoll.status import ReplicaState, RunStatus
 OnDeadline = Literal["leave", "cancel"]
 
 _FIRST_S, _LONGEST_S = 0.02, 2.0
-_MOST_FAILURES = 10
+_PATIENCE_S = 300.0
+"""How long nobody may answer: replicas live through shorter outages, and so should whoever waits for them."""
 
 
 def wait(
@@ -21,23 +22,24 @@ def wait(
     timeout_s: float | None = None,
     fail_fast: bool = False,
     on_change: Callable[[RunStatus], None] | None = None,
+    on_trouble: Callable[[AtollError | None], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RunStatus:
     """Return the status once the run is over; with `fail_fast`, as soon as one replica has failed.
 
-    Raises `WaitTimeout` when the deadline passes first. A backend that is briefly out of reach is asked again.
+    Raises `WaitTimeout` when the deadline passes first. A backend or store that is out of reach is asked again for
+    some minutes; `on_trouble` is told of each time in vain, and with None that there are answers again.
     """
-    deadline = Deadline(timeout_s, clock)
-    pauses, failures = backoff(_FIRST_S, cap_s=_LONGEST_S), 0
+    deadline, trouble = Deadline(timeout_s, clock), _Trouble(on_trouble, clock)
+    pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)
     last: RunStatus | None = None
     while True:
         now: RunStatus | None
         try:
             now = status()
-            failures = 0
+            trouble.is_over()
         except AtollError as exc:
-            failures += 1
-            if not getattr(exc, "retryable", False) or failures > _MOST_FAILURES:
+            if not trouble.may_pass(exc):
                 raise
             now = last
         if now is not None and now != last:
@@ -52,6 +54,28 @@ def wait(
             counts = ", ".join(f"{n} {state}" for state, n in now.counts().items()) if now else "unknown"
             raise WaitTimeout(f"still going after {timeout_s:g} s: {counts}")
         deadline.sleep(next(pauses))
+
+
+class _Trouble:
+    """For how long nobody has answered, and whoever wants to know of it."""
+
+    def __init__(self, tell: Callable[[AtollError | None], None] | None, clock: Clock) -> None:
+        self._tell, self._clock = tell or (lambda _: None), clock
+        self._until: float | None = None
+
+    def may_pass(self, error: AtollError) -> bool:
+        """Whether to ask again after this."""
+        now = self._clock.monotonic()
+        self._until = now + _PATIENCE_S if self._until is None else self._until
+        if not getattr(error, "retryable", False) or now >= self._until:
+            return False
+        self._tell(error)
+        return True
+
+    def is_over(self) -> None:
+        if self._until is not None:
+            self._until = None
+            self._tell(None)
 
 
 def _has_failed(status: RunStatus) -> bool:

@@ -159,6 +159,20 @@ def test_each_answer_has_one_meaning(
     assert type(translated(Answer(kind, "text", status, code), "put", "s3://b", "k")) is expected
 
 
+def test_a_message_has_no_settings_of_the_client_and_nothing_twice() -> None:
+    effort = (
+        "Error performing GET http://h/b?a=2 in 1.7783s, after 10 retries, max_retries: 10, retry_timeout: 900s  - "
+    )
+    listing = f"Generic S3 error: Error performing list request: {effort}HTTP error: error sending request"
+    error = translated(Answer("GenericError", listing, None, None), "list", "s3://b", "a/")
+    assert error.message == "cannot list `a/` in s3://b: HTTP error: error sending request (after 10 retries in 1.8s)"
+    denied = "The operation lacked the privileges for path k: Error performing PUT http://h/k in 2ms - status code: 403"
+    error = translated(Answer("PermissionDeniedError", denied, 403, None), "put", "s3://b", "k")
+    assert error.message == "cannot put `k` in s3://b: The operation lacked the privileges for path k: status code: 403"
+    token = f"{effort.replace('http://h/b', 'http://h/latest/api/token')}no route"
+    assert "/latest/api/token" in translated(Answer("GenericError", token, None, None), "put", "s3://b", "k").message
+
+
 def test_every_exception_of_obstore_is_translated(store: CloudStore) -> None:
     """A new kind in a later obstore must not slip through untyped."""
     from obstore import exceptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.errors import AuthError, BackendUnavailable, WaitTimeout
+from atoll.errors import AuthError, BackendUnavailable, StoreUnavailable, WaitTimeout
 from atoll.status import Reason, ReplicaState, RunStatus
 from atoll.testing.fakes import FakeClock
 from atoll.wait import wait
@@ -51,6 +51,20 @@ def test_a_backend_briefly_out_of_reach_is_asked_again():
         wait(script(BackendUnavailable("x")), clock=FakeClock())
     with pytest.raises(AuthError):
         wait(script(RUNNING, AuthError("x")), clock=FakeClock())
+
+
+def test_whoever_waits_is_told_that_nobody_answers_and_that_somebody_does_again():
+    first, second, heard = BackendUnavailable("1"), StoreUnavailable("2"), []
+    wait(script(RUNNING, first, second, RUNNING, DONE), on_trouble=heard.append, clock=FakeClock())
+    assert heard == [first, second, None]
+
+
+def test_nobody_is_asked_again_for_ever():
+    clock, heard = FakeClock(), []
+    with pytest.raises(StoreUnavailable):
+        wait(script(RUNNING, StoreUnavailable("x")), on_trouble=heard.append, clock=clock)
+    assert 300 <= clock.monotonic() < 310
+    assert len(heard) > 100
 
 
 def test_only_changes_are_told():

@@ -152,6 +152,9 @@ def _usage(exc: click.UsageError) -> UsageError:
 
 def _fail(out: Output, error: AtollError) -> int:
     """Say what happened and the next step. The only place where errors are printed."""
+    from atoll.cli.outage import hint_of
+
+    error.hint = hint_of(error)
     if os.environ.get("ATOLL_DEBUG"):
         import traceback
 

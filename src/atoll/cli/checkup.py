@@ -11,6 +11,7 @@ from shutil import which
 from typing import Any
 
 from atoll import __version__, config, registry
+from atoll.cli.outage import store_hint
 from atoll.config import Config
 from atoll.errors import AtollError, ConfigError, UnknownName
 from atoll.executors.base import Check, Diagnoser
@@ -61,8 +62,7 @@ def store_findings(uri: str) -> list[Finding]:
         opened = registry.open_store(uri)
         report = probe(opened)
     except AtollError as exc:
-        hint = exc.hint or "is the address right, and may you write there?"
-        return [Finding("store", Check("probe", False, exc.message, hint))]
+        return [Finding("store", Check("probe", False, exc.message, store_hint(exc)))]
     return [Finding("store", Check("probe", True, f"{opened.uri}: {'; '.join(report.checks)}"))]
 
 

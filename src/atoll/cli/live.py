@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -12,10 +12,12 @@ from rich.text import Text
 
 from atoll import durations
 from atoll.cli.lookout import Lookout
+from atoll.cli.outage import Outage, View
 from atoll.cli.output import Output
 from atoll.cli.render import STATE_STYLES, counts_text, elapsed_s, live_table
 from atoll.cli.text import Table, table_text
 from atoll.cli.waits import outlook_text, waiting_text
+from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
 from atoll.run import Run
 from atoll.status import RunStatus
@@ -34,21 +36,27 @@ _AROUND = 6
 
 
 @contextmanager
-def live_view(run: Run, out: Output) -> Iterator[Callable[[RunStatus], None]]:
+def live_view(run: Run, out: Output) -> Iterator[View]:
     """A table on stderr that is redrawn; gone afterwards, so that what is printed next stands alone."""
     console = Console(stderr=True, no_color=not out.has_colour(on_stderr=True), highlight=False)
     latest: list[tuple[RunStatus, Waiting | None]] = []
-    lookout = Lookout(run)
+    lookout, outage = Lookout(run), Outage()
 
     def picture() -> RenderableType:
-        return _picture(run.id, *latest[-1], console) if latest else Text(f"{run.id}  asking …", style="dim")
+        if not latest:
+            return Text(f"{run.id}  {outage.text or 'asking …'}", style="dim")
+        return _picture(run.id, *latest[-1], outage.text, console)
 
     def show(status: RunStatus) -> None:
         latest[:] = [(status, lookout.waiting(status))]
         live.refresh()
 
+    def hear(error: AtollError | None) -> None:
+        outage.hear(error)
+        live.refresh()
+
     with Live(console=console, get_renderable=picture, refresh_per_second=4, transient=True) as live:
-        yield show
+        yield View(show, hear)
 
 
 def drawn(table: Table, console: Console) -> Text:
@@ -79,9 +87,14 @@ def waiting_lines(
     return [line for text in texts for line in text.wrap(console, console.width)] or [Text()]
 
 
-def _picture(run_id: str, status: RunStatus, waiting: Waiting | None, console: Console) -> RenderableType:
+def trouble_lines(text: str, console: Console) -> list[RenderableType]:
+    """That nobody answers, whole; no line if that is not so."""
+    return list(Text(text, style="red").wrap(console, console.width)) if text else []
+
+
+def _picture(run_id: str, status: RunStatus, waiting: Waiting | None, trouble: str, console: Console) -> RenderableType:
     now = time.time()
-    below = waiting_lines(run_id, status, waiting, now, console)
+    below = trouble_lines(trouble, console) or waiting_lines(run_id, status, waiting, now, console)
     room = max(1, console.height - _AROUND - len(below))
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [

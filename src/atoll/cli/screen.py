@@ -15,9 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from atoll.cli.keys import key_presses
-from atoll.cli.live import drawn, headline, waiting_lines
+from atoll.cli.live import drawn, headline, trouble_lines, waiting_lines
 from atoll.cli.lookout import Lookout
 from atoll.cli.metrics import metric_names
+from atoll.cli.outage import Outage
 from atoll.cli.output import Output
 from atoll.cli.phases import LEGEND, phases_table
 from atoll.cli.render import most_telling, top_table
@@ -40,7 +41,7 @@ class Watcher:
 
     def __init__(self, run: Run, first: RunStatus, lookout: Lookout) -> None:
         self._run, self._lookout = run, lookout
-        self.status, self.trouble = first, ""
+        self.status, self.outage = first, Outage()
         self.waiting: Waiting | None = None
         self.records: dict[int, RoundRecord] = {}
         self.trend = Trend()
@@ -62,14 +63,15 @@ class Watcher:
             try:
                 self._see(self._run.status())
             except AtollError as exc:
-                self.trouble = exc.message
+                self.outage.hear(exc)
             self._look()
         self.records = self._lookout.records(anew=True)
 
     def _see(self, status: RunStatus) -> None:
         for name in metric_names(status)[:1]:
             self.trend.see(status, name)
-        self.status, self.trouble = status, ""
+        self.status = status
+        self.outage.hear(None)
 
     def _look(self) -> None:
         self.waiting = self._lookout.waiting(self.status)
@@ -99,7 +101,8 @@ def show(run: Run, first: RunStatus, lookout: Lookout, out: Output) -> RunStatus
 
 def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     status, now = watcher.status, time.time()
-    below = waiting_lines(run.id, status, watcher.waiting, now, console)
+    trouble = watcher.outage.text
+    below = trouble_lines(trouble, console) or waiting_lines(run.id, status, watcher.waiting, now, console)
     room = max(1, console.height - _AROUND - len(below))
     phases_room = _phases_room(watcher, room)
     room -= phases_room
@@ -116,8 +119,6 @@ def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
         ranks = [r.rank for r in most_telling(status.replicas, phases_room - _PHASES_AROUND)]
         parts += [Text(), drawn(phases_table(watcher.records, ranks), console), Text(LEGEND, style="dim", no_wrap=True)]
     parts += below
-    if watcher.trouble:
-        parts.append(Text(watcher.trouble, style="red", no_wrap=True))
     parts.append(Text("q leaves" + ("" if status.is_terminal else "; the run goes on"), style="dim"))
     return Group(*parts)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from atoll.cli.lookout import Lookout
+from atoll.cli.outage import Outage, View, way_back
 from atoll.cli.output import Output
 from atoll.cli.render import progress_line, status_json
 from atoll.cli.waits import outlook_text, waiting_text
+from atoll.errors import AtollError
 from atoll.run import Run
 from atoll.status import RunStatus
 
@@ -19,21 +20,21 @@ _LINE_EVERY_S = 5.0
 
 def watch(run: Run, out: Output, *, live: bool = True, **wait: Any) -> RunStatus:
     """Wait for the end and show how it is going; `wait` goes to `Run.wait`."""
-    show: AbstractContextManager[Callable[[RunStatus], None]]
+    show: AbstractContextManager[View]
     if live and out.is_live:
         from atoll.cli.live import live_view
 
         show = live_view(run, out)
     else:
         show = nullcontext(_lines(run, out))
-    with show as on_change:
-        return run.wait(on_change=on_change, **wait)
+    with way_back(run), show as view:
+        return run.wait(on_change=view.on_change, on_trouble=view.on_trouble, **wait)
 
 
-def _lines(run: Run, out: Output) -> Callable[[RunStatus], None]:
-    """A line when a count changes, and now and then in between."""
+def _lines(run: Run, out: Output) -> View:
+    """A line when a count changes, when nobody answers, and now and then in between."""
     last: dict[str, Any] = {"counts": None, "at": 0.0}
-    lookout = Lookout(run)
+    lookout, outage = Lookout(run), Outage()
 
     def on_change(status: RunStatus) -> None:
         out.event("status", status_json(run.id, status))
@@ -42,6 +43,15 @@ def _lines(run: Run, out: Output) -> Callable[[RunStatus], None]:
             last.update(counts=status.counts(), at=now)
             waiting = None if out.is_json else lookout.waiting(status)
             texts = waiting_text(waiting, status, time.time()), outlook_text(waiting, status, run.id, time.time())
-            out.say(f"{time.strftime('%H:%M:%S')} " + "; ".join(filter(None, (progress_line(status), *texts))))
+            _say(out, "; ".join(filter(None, (progress_line(status), *texts))))
 
-    return on_change
+    def on_trouble(error: AtollError | None) -> None:
+        if text := outage.hear(error):
+            out.event("no_answer" if error else "answer", {"run_id": run.id, "message": text})
+            _say(out, text)
+
+    return View(on_change, on_trouble)
+
+
+def _say(out: Output, text: str) -> None:
+    out.say(f"{time.strftime('%H:%M:%S')} {text}")

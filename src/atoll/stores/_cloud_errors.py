@@ -14,6 +14,10 @@ from atoll.installing import install_command
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_SORT = re.compile(r"^Generic \w+ error: (?:Error performing list request: )?")
+_EFFORT = re.compile(
+    r"Error performing \w+ \S+ in (\S+?)(?:, after (\d+) retries, max_retries: \d+, retry_timeout: \S+)? +- "
+)
 
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AllAccessDisabled"}
 _STALE = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
@@ -44,6 +48,15 @@ class Answer:
     def is_about_credentials(self) -> bool:
         """The request for credentials failed, so the store was never asked: its 404 says nothing about our key."""
         return any(source in self.text for source in _CREDENTIAL_SOURCES)
+
+    @property
+    def words(self) -> str:
+        """The text without what the message around it says already, and without the settings of the client."""
+        effort = _EFFORT.search(self.text)
+        if effort is None or self.is_about_credentials:  # whom we asked for them is said nowhere else
+            return self.text
+        why = _SORT.sub("", self.text.replace(effort[0], ""))
+        return why if effort[2] in (None, "0") else f"{why} (after {effort[2]} retries in {_short(effort[1])})"
 
     @property
     def is_missing(self) -> bool:
@@ -81,7 +94,7 @@ def answer_of(exc: Exception) -> Answer:
 
 def translated(answer: Answer, verb: str, uri: str, key: str) -> StoreError:
     """The store error that says what happened, to what, and what to do. (S11)"""
-    message = f"cannot {verb} `{key}` in {uri}: {answer.text}"
+    message = f"cannot {verb} `{key}` in {uri}: {answer.words}"
     if answer.code in _NO_BUCKET:
         return StoreError(message, uri=uri, key=key, hint="create the bucket first, or check its name and region")
     if answer.is_missing:
@@ -111,6 +124,12 @@ def _by_status(answer: Answer, message: str, uri: str, key: str) -> StoreError:
     if answer.status is None and answer.kind in ("GenericError", "JoinError"):
         return StoreUnavailable(message, uri=uri, key=key)
     return StoreError(message, uri=uri, key=key)
+
+
+def _short(length: str) -> str:
+    """`1.778378907s` as `1.8s`, `235.137201ms` as `235ms`."""
+    found = re.fullmatch(r"([\d.]+)(m?s)", length)
+    return length if found is None else f"{float(found[1]):.{1 if found[2] == 's' else 0}f}{found[2]}"
 
 
 def _no_credentials() -> str:

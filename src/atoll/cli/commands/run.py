@@ -10,6 +10,7 @@ import click
 from atoll.cli.app import Interrupted, command
 from atoll.cli.drafting import announce, draft, run_options
 from atoll.cli.interrupts import deferred_interrupt
+from atoll.cli.outage import way_back, way_on
 from atoll.cli.output import Output
 from atoll.cli.render import counts_text, elapsed_s, live_table, next_commands, rejected_text, result_lines, verdict
 from atoll.cli.text import pairs_text, table_text
@@ -55,7 +56,7 @@ def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **option
 def _submit(out: Output, made: Draft) -> Run:
     run = None
     try:
-        with deferred_interrupt():
+        with way_on(made.spec.run_id), deferred_interrupt():
             run = made.submit()
     except KeyboardInterrupt:
         if run is None:
@@ -89,7 +90,8 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
         if rejected := rejected_text(status):
             out.say(out.paint(rejected, "warn", on_stderr=True))
         out.say()
-    result = run.result()
+    with way_back(run, is_over=True):
+        result = run.result()
     out.data({**_identity(run), "state": status.state, "result": result.to_json()})
     result.raise_for_failures()
     out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))

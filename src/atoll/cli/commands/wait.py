@@ -8,6 +8,7 @@ import click
 
 from atoll.cli.app import command
 from atoll.cli.options import duration, run_argument, store_option
+from atoll.cli.outage import way_back
 from atoll.cli.output import Output
 from atoll.cli.render import elapsed_s, status_json, verdict
 from atoll.cli.runs import find_run
@@ -32,5 +33,7 @@ def wait_command(
     found = find_run(run, store)
     status = watch(found, out, live=False, timeout_s=timeout, fail_fast=fail_fast, on_deadline=on_deadline)
     out.data(status_json(found.id, status))
-    result = found.result().raise_for_failures()
+    with way_back(found, is_over=True):
+        result = found.result()
+    result.raise_for_failures()
     out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))

@@ -1,0 +1,108 @@
+"""A store that does not answer: what `run`, `wait` and the others say meanwhile, and at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from cli_process import Cli
+
+from atoll.cli.outage import Outage
+from atoll.cli.output import Output
+from atoll.cli.watch import watch
+from atoll.errors import BackendUnavailable, StoreUnavailable
+from atoll.registry import open_store
+from atoll.run import Run, prepare
+from atoll.testing.fakes import FakeClock, FaultyStore
+from services.fault_proxy import Fault, FaultProxy
+from services.stores import Service, seaweed  # noqa: F401
+
+DEAD = "s3://bucket/x?endpoint=http://127.0.0.1:9"
+
+
+@pytest.fixture
+def far(cli: Cli, seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cli, FaultProxy, str]]:  # noqa: F811
+    """The command line, and a real S3 server behind a proxy that can fall silent."""
+    cli.env.update(seaweed.environment)
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+    open_store(seaweed.uri(seaweed.new_place())).put("bucket", b"is made by the first write")
+    with FaultProxy(seaweed.endpoint) as proxy:
+        yield cli, proxy, seaweed.uri(seaweed.new_place(), endpoint=proxy.url)
+
+
+def test_a_wait_lives_through_an_outage_and_says_since_when_it_goes_on(far):
+    cli, proxy, store = far
+    gate = cli.folder / "gate"
+    run = cli.detached("job:until", "--store", store, "--arg", f"gate={gate}")
+    waiting = cli.start("wait", run, "--json", stdout=subprocess.PIPE)
+    assert waiting.stdout is not None
+    events = (json.loads(line) for line in waiting.stdout)
+    assert next(events)["event"] == "status"
+    proxy.faults.append(Fault(times=math.inf, status=None))
+    said = next(event["data"]["message"] for event in events if event["event"] == "no_answer")
+    assert said.startswith("the store is out of reach since ")
+    assert "trying again, and the replicas go on" in said
+    assert "retry_timeout" not in said
+    proxy.faults.clear()
+    said = next(event["data"]["message"] for event in events if event["event"] == "answer")
+    assert said.startswith("the store answers again, after ")
+    gate.touch()
+    assert waiting.wait(60) == 0
+    waiting.stdout.close()
+
+
+def test_a_watch_that_gives_up_says_that_the_run_goes_on_and_how_to_look_again(inside, capsys):
+    draft = prepare("job:until", args={"gate": str(inside.folder / "gate")}, run_id="far-away")
+    run = draft.submit()
+    store, clock = FaultyStore(run.store), FakeClock()
+    store.fail("get", times=None, error=lambda text: StoreUnavailable(text, uri="s3://b/x"))
+    with pytest.raises(StoreUnavailable) as caught:
+        watch(Run(run.spec, run.executor, store, run.handle, clock), Output("wait"))
+    assert sum(clock.slept) >= 300, "replicas live through shorter outages"
+    assert "the store is out of reach since" in capsys.readouterr().err
+    assert caught.value.hint == (
+        "the run goes on without this command: `atoll wait far-away` waits for it, `atoll status far-away` looks; "
+        "is the address right, and does the service there answer? `atoll doctor --store s3://b/x` tries it"
+    )
+    run.cancel()
+
+
+@pytest.mark.parametrize("command", ["status", "wait", "verify"])
+def test_a_dead_address_has_the_same_hint_everywhere(inside, monkeypatch, command):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    done = inside(command, "some-run", "--store", DEAD)
+    assert done.code == 4
+    assert "retry_timeout" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"hint: is the address right, and does the service there answer? `atoll doctor --store '{DEAD}'` tries it; "
+        "runs go on meanwhile"
+    )
+
+
+def test_doctor_and_run_say_what_they_can_about_a_dead_address(inside, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    assert (
+        "hint: is the address right, and does the service there answer?\n" in inside("doctor", "--store", DEAD).stdout
+    )
+    done = inside("run", "job:ok", "--store", DEAD, "--run-id", "again")
+    assert done.code == 4
+    assert done.stderr.endswith("tries it; the same command with `--run-id again` goes on from there\n")
+
+
+def test_an_outage_is_told_at_once_and_then_now_and_then():
+    clock = FakeClock()
+    outage, trouble = Outage(clock), BackendUnavailable("throttled")
+    first = outage.hear(trouble)
+    assert first.startswith("the backend is out of reach since ")
+    assert first.endswith(": throttled; trying again, and the replicas go on")
+    assert outage.hear(trouble) == ""
+    clock.advance(20)
+    assert outage.hear(trouble) == first == outage.text
+    assert outage.hear(None) == "the backend answers again, after 20s"
+    assert outage.hear(None) == outage.text == ""
