@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from atoll import errors
-from atoll.status import Reason
+from atoll.status import Reason, ReplicaState
 
 if TYPE_CHECKING:
     from atoll.result import ErrorReport, ReplicaOutcome
 
+RESTARTS = "`--max-restarts N`"
 _MOST_WAYS = 8
 _FIRST_LINES, _LAST_LINES = 10, 20
 _MESSAGE_LINES = 5
@@ -23,9 +24,11 @@ _LINE_CHARS = 2000
 """A message can be a single line as long as a log."""
 
 
-def failure_text(run_id: str, total: int, failed: Sequence[ReplicaOutcome]) -> str:
-    """How many replicas did not succeed, and how each of them ended, the cause first."""
-    lines = [f"run `{run_id}`: {len(failed)} of {total} replicas did not succeed"]
+def failure_text(run_id: str, outcomes: Sequence[ReplicaOutcome], *, rounds: int = 0) -> str:
+    """How many replicas did not succeed, whether that matters, and how each of them ended, the cause first."""
+    failed = [outcome for outcome in outcomes if outcome.state is not ReplicaState.SUCCEEDED]
+    lines = [f"run `{run_id}`: {len(failed)} of {len(outcomes)} replicas did not succeed"]
+    lines += [f"  {note}" for note in (completion_text(outcomes, rounds), again_text(outcomes)) if note]
     ways: dict[tuple[str, ...], list[int]] = {}
     for outcome in by_cause(failed):
         ways.setdefault(tuple(_way(outcome)), []).append(outcome.rank)
@@ -38,17 +41,54 @@ def failure_text(run_id: str, total: int, failed: Sequence[ReplicaOutcome]) -> s
     return "\n".join(lines)
 
 
+def completion_text(outcomes: Sequence[ReplicaOutcome], rounds: int) -> str:
+    """Such as `training is complete: ranks 0,2 went on to the last of its 100 rounds`; empty where it is not.
+
+    Who returned has gone through its rounds. It may have left too early, though: then the others had no quorum.
+    """
+    done = [outcome.rank for outcome in outcomes if outcome.state is ReplicaState.SUCCEEDED]
+    is_cut_off = any(o.reason is Reason.CANCELLED or _is_of(o, errors.QuorumLost) for o in outcomes)
+    if not rounds or not done or is_cut_off:
+        return ""
+    return f"training is complete: {ranks_text(done)} went on to the last of its {rounds} rounds"
+
+
+def again_text(outcomes: Iterable[ReplicaOutcome]) -> str:
+    """Such as `rank 1 was restarted twice, ranks 2-3 once`; empty if nobody was."""
+    counts: dict[int, list[int]] = {}
+    for outcome in outcomes:
+        if outcome.attempt:
+            counts.setdefault(outcome.attempt, []).append(outcome.rank)
+    told = ""
+    for count, ranks in sorted(counts.items(), reverse=True):
+        often = {1: "once", 2: "twice"}.get(count, f"{count} times")
+        verb = f" {'was' if len(ranks) == 1 else 'were'} restarted" if not told else ""
+        told += f"{', ' if told else ''}{ranks_text(ranks)}{verb} {often}"
+    return told
+
+
 def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome], *, could_restart: bool = False) -> str:
-    """The command that shows more of the rank that began it; and what would have brought that one back."""
+    """The command that shows more of the rank that began it; and what would have been better."""
     import shlex
 
     cause = by_cause(failed)[0]
     way = list(_way(cause))
-    rank = min(outcome.rank for outcome in failed if list(_way(outcome)) == way)  # alike: which was first is chance
+    blamed = cause.error.ranks if cause.error is not None else ()
+    # Those who failed alike blame the same one, or nobody; which of them was first is chance.
+    rank = blamed[0] if blamed else min(outcome.rank for outcome in failed if list(_way(outcome)) == way)
     logs = f"atoll logs {shlex.quote(run_id)} --rank {rank}"
-    if could_restart and cause.reason in (Reason.KILLED, Reason.PREEMPTED):
-        return f"{logs}; with `--max-restarts N` a replica that ends so is started again"
-    return logs
+    may_help = could_restart and cause.reason in (Reason.KILLED, Reason.PREEMPTED)
+    if any(_is_of(outcome, errors.QuorumLost) for outcome in failed) and not _is_of(cause, errors.RoundError):
+        return f"{logs}; {better_text(could_restart=may_help)}"
+    return f"{logs}; with {RESTARTS} a replica that ends so is started again" if may_help else logs
+
+
+def better_text(*, could_restart: bool, could_go_on: bool = True) -> str:
+    """What would have spared the others the wait for a replica that was over."""
+    ways = [f"{RESTARTS} starts such a replica again"] if could_restart else []
+    ways += ["`--fail-fast` ends the run at once"]
+    ways += ["a quorum, as in `DiLoCo(quorum=N)`, goes on without it"] if could_go_on else []
+    return f"next time, {', '.join(ways[:-1])}{' and ' if ways[1:] else ''}{ways[-1]}"
 
 
 def by_cause(failed: Iterable[ReplicaOutcome]) -> list[ReplicaOutcome]:
@@ -60,16 +100,16 @@ def _distance(outcome: ReplicaOutcome) -> int:
     """How far a replica's end is from the cause of it all; 0 for one that failed on its own."""
     if outcome.reason is Reason.CANCELLED:
         return 3
-    if outcome.error is not None and _is_of_a_round(outcome.error.type):
+    if _is_of(outcome, errors.RoundError):
         return 2  # it waited for others, or could not use what they gave
     return int(outcome.reason in (Reason.TIMEOUT, Reason.LOST))
 
 
-def _is_of_a_round(name: str) -> bool:
-    """Whether this is the name of an error in which others have a part."""
-    module, _, kind = name.rpartition(".")
+def _is_of(outcome: ReplicaOutcome, sort: type[errors.AtollError]) -> bool:
+    """Whether an error of ours of this sort ended it; others have a part in a `RoundError`."""
+    module, _, kind = (outcome.error.type if outcome.error is not None else "").rpartition(".")
     found = getattr(errors, kind, None) if module == errors.__name__ else None
-    return isinstance(found, type) and issubclass(found, errors.RoundError)
+    return isinstance(found, type) and issubclass(found, sort)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from atoll.errors import RunFailed
-from atoll.failures import failure_hint, failure_text
+from atoll.failures import completion_text, failure_hint, failure_text
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 
 _LAST_LINE_CHARS = 2000
@@ -21,6 +21,13 @@ class ErrorReport:
     type: str
     message: str
     traceback: str = ""
+    ranks: tuple[int, ...] = ()
+    """Whom it blames: those whose update failed a check, or did not come."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ErrorReport:
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        return cls(**known | {"ranks": tuple(data.get("ranks", ()))})
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class ReplicaOutcome:
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaOutcome:
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}  # a later version may say more
         known |= {"state": ReplicaState(data["state"]), "reason": Reason(data["reason"])}
-        known["error"] = ErrorReport(**data["error"]) if data.get("error") else None
+        known["error"] = ErrorReport.from_json(data["error"]) if data.get("error") else None
         known["last_lines"] = tuple(data.get("last_lines", ()))
         return cls(**known)
 
@@ -62,6 +69,8 @@ class RunResult:
     outcomes: tuple[ReplicaOutcome, ...]
     could_restart: bool = False
     """Nobody asked for restarts, and the backend has them."""
+    rounds: int = 0
+    """How many rounds replicas agreed on; only looked up where some did not succeed."""
 
     @property
     def ok(self) -> bool:
@@ -81,12 +90,14 @@ class RunResult:
         """Return self, or raise `RunFailed` naming ranks, reasons, last lines and the command that shows more."""
         failed = self.failures()
         if failed:
-            text = failure_text(self.run_id, len(self.outcomes), failed)
+            text = failure_text(self.run_id, self.outcomes, rounds=self.rounds)
             raise RunFailed(text, result=self, hint=failure_hint(self.run_id, failed, could_restart=self.could_restart))
         return self
 
     def to_json(self) -> dict[str, Any]:
-        return {"run_id": self.run_id, "ok": self.ok, "outcomes": [outcome.to_json() for outcome in self.outcomes]}
+        outcomes = [outcome.to_json() for outcome in self.outcomes]
+        is_complete = self.ok or bool(completion_text(self.outcomes, self.rounds))
+        return {"run_id": self.run_id, "ok": self.ok, "is_complete": is_complete, "outcomes": outcomes}
 
 
 def join(

@@ -19,6 +19,7 @@ from atoll.handle import RunHandle
 from atoll.home import default_store
 from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
+from atoll.rounds.metrics import rounds_held
 from atoll.spec import Code, RunSpec
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
 from atoll.stores.base import Store, with_patience
@@ -266,8 +267,8 @@ class Run:
             raise WaitTimeout(f"run `{self.id}` is not over: it is {status.state}", hint=f"atoll wait {self.id}")
         joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
         told = tuple(self._with_last_lines(outcome) for outcome in joined)
-        could_restart = self.spec.placement.max_restarts == 0 and self.executor.capabilities.max_restarts != 0
-        return RunResult(self.id, told, could_restart)
+        rounds = 0 if all(o.state is ReplicaState.SUCCEEDED for o in told) else rounds_held(self.store, self.id)
+        return RunResult(self.id, told, could_restart(self.spec, self.executor), rounds)
 
     def logs(
         self,
@@ -321,6 +322,11 @@ class Run:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
             return outcome
         return replace(outcome, last_lines=last_lines(lambda: self.logs(outcome.rank, tail=5)))
+
+
+def could_restart(spec: RunSpec, executor: Executor) -> bool:
+    """Nobody asked for restarts, and the backend has them."""
+    return spec.placement.max_restarts == 0 and executor.capabilities.max_restarts != 0
 
 
 def _needs_store(status: RunStatus) -> bool:

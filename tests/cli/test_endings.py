@@ -32,6 +32,26 @@ def rounds(ctx):
         client.exchange(0, np.ones(64, np.float32), weight=1.0)
 """
 
+QUORUM = """
+import os, signal
+import numpy as np
+from atoll import Quorum
+from atoll.rounds.client import RoundClient
+from atoll.rounds.layout import Layout
+
+def rounds(ctx, *, dies=False, on_rejected="continue"):
+    layout = Layout.of([("w", [64], "float32")])
+    quorum = Quorum(1, grace_s=0.2, deadline_s=30.0, on_rejected=on_rejected)
+    with RoundClient(ctx.store, ctx.run_id, ctx.rank, ctx.world_size, layouts=[layout], quorum=quorum) as client:
+        client.join([np.zeros(64, np.float32).tobytes()])
+        for round_no in range(3):
+            if dies and ctx.rank == 1 and round_no == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            value = np.nan if ctx.rank == 1 and on_rejected == "stop" else 1.0
+            client.exchange(round_no, np.full(64, value, np.float32), weight=1.0)
+        client.leave()
+"""
+
 
 def killed(rank: int) -> ReplicaStatus:
     times = {"started_at": NOW - 60, "ended_at": NOW - 20}
@@ -107,6 +127,34 @@ def test_the_report_of_a_lost_quorum_begins_with_its_cause(lost):
     assert report[-1].startswith(f"hint: atoll logs {run} --rank 2")
 
 
+def test_the_report_of_a_lost_quorum_says_what_would_have_been_better(lost):
+    cli, run = lost
+    assert cli("wait", run).stderr.splitlines()[-1] == (
+        f"hint: atoll logs {run} --rank 2; next time, `--max-restarts N` starts such a replica again, `--fail-fast` "
+        "ends the run at once and a quorum, as in `DiLoCo(quorum=N)`, goes on without it"
+    )
+
+
+def test_a_run_that_a_quorum_completed_fails_and_is_said_to_be_complete(cli):
+    (cli.folder / "quorumjob.py").write_text(QUORUM)
+    done = cli("run", "quorumjob:rounds", "-n", 2, "--arg", "dies=true", "--run-id", "half", "--json")
+    assert done.code == 1
+    assert done.error["message"].splitlines()[:2] == [
+        "run `half`: 1 of 2 replicas did not succeed",
+        "  training is complete: rank 0 went on to the last of its 3 rounds",
+    ]
+    assert (done.data["result"]["ok"], done.data["result"]["is_complete"]) == (False, True)
+
+
+def test_the_hint_after_a_rejected_update_names_the_rank_that_gave_it(cli):
+    (cli.folder / "quorumjob.py").write_text(QUORUM)
+    done = cli("run", "quorumjob:rounds", "-n", 2, "--arg", "on_rejected=stop", "--run-id", "odd")
+    assert done.code == 1
+    assert "rank 1 failed the check" in done.stderr
+    assert done.stderr.splitlines()[-1] == "hint: atoll logs odd --rank 1"
+    assert "training is complete" not in done.stderr
+
+
 def test_nobody_is_told_to_verify_a_run_later_that_is_over(lost, inside):
     done = inside.at(lost[0])("verify", lost[1], "--json")
     assert (done.code, done.error["hint"]) == (5, None)
@@ -150,7 +198,9 @@ def test_a_replica_that_was_started_again_is_said_to_be_so_and_why(cli):
     assert watching.stderr is not None
     assert why in watching.stderr.readline().decode()
     gate.touch()
-    assert why not in watching.communicate(timeout=60)[1].decode().splitlines()[-1]
+    verdict = watching.communicate(timeout=60)[1].decode().splitlines()[-1]
+    assert why not in verdict
+    assert verdict.endswith("; rank 1 was restarted once")
     assert watching.returncode == 0
     assert "restarted" not in cli("status", run).stdout
 

@@ -16,7 +16,7 @@ from atoll.cli.metrics import metric_text, shown_metrics
 from atoll.cli.phases import phases_table, round_json, seconds_text, shape
 from atoll.cli.render import live_table
 from atoll.cli.text import table_text
-from atoll.cli.waits import outlook_text, waiting_text
+from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.metrics import Outlook, Waiting, latest_records, round_records, waiting_for
@@ -157,6 +157,8 @@ def test_a_replica_that_is_said_to_run_and_is_not_heard_of_is_silent():
          "waits 29m more for it, then the round fails; `atoll logs 'a b' --rank 2` shows the last of it"),
         ((0, 1), (2, 3), (1740, False, None),
          f"rank 3 is over and needed: the round fails in 29m; {WHY_3}, `atoll cancel 'a b'` ends the run now"),
+        ((1,), (0, 2, 3), (1740, False, 4),
+         f"rank 3 is over and needed: the round fails in 29m; {WHY_3}, `atoll cancel 'a b'` ends the run now"),
         ((0, 1), (2, 3), (1740, False, 3),
          f"waits 29m more for them, then the round fails; {WHY_3}"),
         ((0, 1, 3), (2,), (12.5, True, 3), "goes on without it in 12s"),
@@ -169,13 +171,34 @@ def test_what_happens_next_is_said_and_what_one_can_do(arrived, missing, outlook
     assert outlook_text(None, FOUR, "a b", NOW) == ""
 
 
+def test_of_several_that_are_over_it_is_said_how_many_are_needed():
+    ended = FOUR.with_replicas(replace(r, state=ReplicaState.FAILED) for r in FOUR.replicas)
+    one = outlook_text(Waiting(12, (2, 3), (0, 1), Outlook(NOW + 60, False, 3)), ended, "r", NOW)
+    assert one.startswith("ranks 0, 1 are over and one of them is needed: the round fails in 1m; ")
+    two = outlook_text(Waiting(12, (3,), (0, 1, 2), Outlook(NOW + 60, False, 3)), ended, "r", NOW)
+    assert two.startswith("ranks 0, 1, 2 are over and 2 of them are needed: ")
+
+
+def test_who_waits_for_a_dead_replica_is_told_how_not_to_do_so_again():
+    waiting = Waiting(12, (0, 1), (2, 3), Outlook(NOW + 1740, False, None))
+    assert avoid_text(waiting, FOUR, could_restart=True) == (
+        "next time, `--max-restarts N` starts such a replica again, `--fail-fast` ends the run at once and "
+        "a quorum, as in `DiLoCo(quorum=N)`, goes on without it"
+    )
+    assert "--max-restarts" not in avoid_text(waiting, FOUR, could_restart=False)
+    kept = replace(waiting, is_committed=True)
+    assert avoid_text(kept, FOUR, could_restart=False) == "next time, `--fail-fast` ends the run at once"
+    assert avoid_text(replace(waiting, missing=(2,)), FOUR, could_restart=True) == ""
+    assert avoid_text(None, FOUR, could_restart=True) == ""
+
+
 def test_what_one_can_do_is_shown_whole_on_a_narrow_terminal():
     waiting = Waiting(12, (0, 1), (2, 3), Outlook(NOW + 1740, False, None))
     lines = waiting_lines("run", FOUR, waiting, NOW, Console(width=40))
     assert all(len(str(line)) <= 40 for line in lines)
     whole = " ".join(str(line).rstrip() for line in lines)
     assert whole.startswith("round 12 waits for ranks 2, 3 (rank 3 failed) rank 3 is over and needed:")
-    assert whole.endswith("`atoll cancel run` ends the run now")
+    assert "`atoll cancel run` ends the run now next time, `--fail-fast` ends the run at once" in whole
     assert [str(line) for line in waiting_lines("run", FOUR, None, NOW, Console(width=40))] == [""]
 
 

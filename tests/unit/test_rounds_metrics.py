@@ -59,7 +59,7 @@ def test_a_spoiled_word_on_whom_a_mean_is_waited_for_is_passed_over(name: str, o
     told |= {"by": 0, "for": [1]}
     spoiled = json.dumps(told | {"time": 6.0, name: "HERE"}).replace('"HERE"', odd)
     store.put(KEYS.events(0, 0, 0), f"{json.dumps(told)}\n{spoiled}\n".encode())
-    assert waiting_for(store, "r", 2) == Waiting(4, (0,), (1,), Outlook(9.0, False, None))
+    assert waiting_for(store, "r", 2) == Waiting(4, (0,), (1,), Outlook(9.0, False, None), is_committed=True)
 
 
 def test_who_is_waited_for_and_waits_itself_is_not_the_one_to_blame() -> None:
@@ -68,7 +68,7 @@ def test_who_is_waited_for_and_waits_itself_is_not_the_one_to_blame() -> None:
     for by, others in ((0, [7]), (7, [5])):
         told = {"event": "waiting", "round": 4, "time": 5.0 + by, "until": 9.0, "then": "give_up", "least": None}
         store.put(KEYS.events(by, 0, 0), json.dumps(told | {"by": by, "for": others}).encode())
-    assert waiting_for(store, "r", 8) == Waiting(4, (0, 7), (5,), Outlook(9.0, False, None))
+    assert waiting_for(store, "r", 8) == Waiting(4, (0, 7), (5,), Outlook(9.0, False, None), is_committed=True)
 
 
 @pytest.mark.parametrize("odd", ODD)

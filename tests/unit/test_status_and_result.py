@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from atoll.errors import RunFailed
 from atoll.executors.local.request import local_status
-from atoll.failures import by_cause
+from atoll.failures import again_text, by_cause, completion_text, failure_hint
 from atoll.replica.charge import Charge
 from atoll.replica.fate import Asked, fate_of
 from atoll.result import ErrorReport, ReplicaOutcome, RunResult, join, outcome_of
@@ -205,7 +206,7 @@ def test_who_failed_on_its_own_is_told_before_those_who_waited_for_it():
         RunResult("r", (*waited, culprit, stopped)).raise_for_failures()
     told = [line.partition(":")[0] for line in caught.value.message.splitlines()[1:]]
     assert told == ["  rank 2", "  ranks 0-1", "  rank 3"]
-    assert caught.value.hint == "atoll logs r --rank 2"
+    assert (caught.value.hint or "").startswith("atoll logs r --rank 2; next time, `--fail-fast` ends the run at once")
 
 
 @pytest.mark.parametrize(
@@ -242,6 +243,38 @@ def test_a_vain_wait_for_others_is_a_timeout_and_may_be_started_again():
     charge.ended(fate_of(exited(5), Asked.NOTHING, record, limit_s=10, oom=False), wall=1.0)
     charge.stored(now=1.0)
     assert (charge.state, charge.attempt) == (S.PENDING, 1)
+
+
+def test_training_is_complete_if_somebody_finished_it_and_nobody_was_cut_off():
+    done, dead = ReplicaOutcome(0, 0, S.SUCCEEDED, Reason.OK), ReplicaOutcome(1, 0, S.FAILED, Reason.KILLED)
+    assert completion_text([done, dead], 7) == "training is complete: rank 0 went on to the last of its 7 rounds"
+    assert completion_text([done, dead], 0) == "", "no rounds, so nobody knows"
+    assert completion_text([dead], 7) == ""
+    assert completion_text([done, replace(dead, reason=Reason.CANCELLED)], 7) == ""
+    waited = replace(dead, error=ErrorReport("atoll.errors.QuorumLost", "round 7 has no quorum"))
+    assert completion_text([done, waited], 7) == "", "the one who is done left too early for the others"
+
+
+def test_who_was_restarted_and_how_often():
+    def tried(rank: int, attempt: int) -> ReplicaOutcome:
+        return ReplicaOutcome(rank, attempt, S.SUCCEEDED, Reason.OK)
+
+    assert again_text([tried(0, 0), tried(1, 0)]) == ""
+    assert again_text([tried(0, 0), tried(1, 2)]) == "rank 1 was restarted twice"
+    assert again_text([tried(0, 1), tried(1, 1), tried(2, 3)]) == "rank 2 was restarted 3 times, ranks 0-1 once"
+    failed = replace(raised(0, "Traceback"), attempt=1)
+    assert failure_of(failed).splitlines()[1] == "  rank 0 was restarted once"
+
+
+def test_an_error_that_blames_somebody_is_looked_up_there():
+    blaming = [
+        replace(raised(rank, "Traceback"), error=ErrorReport("atoll.errors.CorruptUpdate", "no", "Traceback", (2,)))
+        for rank in range(3)
+    ]
+    assert failure_hint("r", blaming) == "atoll logs r --rank 2"
+    again = ReplicaOutcome.from_json(json.loads(json.dumps(blaming[0].to_json())))
+    assert again.error == blaming[0].error
+    assert ErrorReport.from_json({"type": "T", "message": "m", "of a later version": 1}) == ErrorReport("T", "m")
 
 
 def test_ranks_that_failed_alike_are_told_once():

@@ -16,10 +16,10 @@ from atoll.cli.outage import Outage, View
 from atoll.cli.output import Output
 from atoll.cli.render import STATE_STYLES, counts_text, elapsed_s, live_table
 from atoll.cli.text import Table, table_text
-from atoll.cli.waits import outlook_text, waiting_text
+from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
-from atoll.run import Run
+from atoll.run import Run, could_restart
 from atoll.status import RunStatus
 
 RICH = {
@@ -45,7 +45,7 @@ def live_view(run: Run, out: Output) -> Iterator[View]:
     def picture() -> RenderableType:
         if not latest:
             return Text(f"{run.id}  {outage.text or 'asking …'}", style="dim")
-        return _picture(run.id, *latest[-1], outage.text, console)
+        return _picture(run, *latest[-1], outage.text, console)
 
     def show(status: RunStatus) -> None:
         latest[:] = [(status, lookout.waiting(status))]
@@ -79,10 +79,17 @@ def headline(run_id: str, status: RunStatus, now: float) -> Text:
 
 
 def waiting_lines(
-    run_id: str, status: RunStatus, waiting: Waiting | None, now: float, console: Console
+    run_id: str,
+    status: RunStatus,
+    waiting: Waiting | None,
+    now: float,
+    console: Console,
+    *,
+    could_restart: bool = False,
 ) -> list[RenderableType]:
     """Whom the round waits for, and what comes of it, whole: a command that is cut is of no use. One line at least."""
-    told = waiting_text(waiting, status, now), outlook_text(waiting, status, run_id, now)
+    outlook = outlook_text(waiting, status, run_id, now)
+    told = waiting_text(waiting, status, now), outlook, avoid_text(waiting, status, could_restart=could_restart)
     texts = [Text(text, style="yellow") for text in told if text]
     return [line for text in texts for line in text.wrap(console, console.width)] or [Text()]
 
@@ -92,18 +99,19 @@ def trouble_lines(text: str, console: Console) -> list[RenderableType]:
     return list(Text(text, style="red").wrap(console, console.width)) if text else []
 
 
-def _picture(run_id: str, status: RunStatus, waiting: Waiting | None, trouble: str, console: Console) -> RenderableType:
-    now = time.time()
-    below = trouble_lines(trouble, console) or waiting_lines(run_id, status, waiting, now, console)
+def _picture(run: Run, status: RunStatus, waiting: Waiting | None, trouble: str, console: Console) -> RenderableType:
+    now, restarts = time.time(), could_restart(run.spec, run.executor)
+    below = trouble_lines(trouble, console)
+    below = below or waiting_lines(run.id, status, waiting, now, console, could_restart=restarts)
     room = max(1, console.height - _AROUND - len(below))
     hidden = len(status.replicas) - room
     parts: list[RenderableType] = [
         Text(),
-        headline(run_id, status, now),
+        headline(run.id, status, now),
         drawn(live_table(status, limit=room), console),
     ]
     if hidden > 0:
-        parts.append(Text(f"… and {hidden} more ranks: `atoll status {run_id}`", style="dim"))
+        parts.append(Text(f"… and {hidden} more ranks: `atoll status {run.id}`", style="dim"))
     parts += below
     parts.append(Text("Ctrl-C detaches; the run goes on", style="dim"))
     return Group(*parts)

@@ -11,16 +11,19 @@ from atoll.rounds.metrics import Waiting, latest_records, waiting_for
 from atoll.rounds.round_record import RoundRecord
 from atoll.run import Run
 from atoll.status import RunStatus
+from atoll.stores.base import with_patience
 
 _WAITING_EVERY_S = 2.0
 _ROUNDS_EVERY_S = 5.0
+_ASK_S = 10.0
+"""Whoever watches is not kept waiting for longer by a store that does not answer."""
 
 
 class Lookout:
     """Asks the store now and then; in between it answers from memory."""
 
     def __init__(self, run: Run, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._run, self._clock = run, clock
+        self._run_id, self._store, self._clock = run.id, with_patience(run.store, _ASK_S), clock
         self._waiting: Waiting | None = None
         self._records: dict[int, RoundRecord] = {}
         self._waiting_at = self._records_at = -60.0
@@ -33,7 +36,7 @@ class Lookout:
         if now - self._waiting_at >= _WAITING_EVERY_S:
             self._waiting_at = now
             try:
-                self._waiting = waiting_for(self._run.store, self._run.id, len(status.replicas))
+                self._waiting = waiting_for(self._store, self._run_id, len(status.replicas))
             except AtollError:
                 self._waiting = None
         return self._waiting
@@ -44,7 +47,7 @@ class Lookout:
         if anew or now - self._records_at >= _ROUNDS_EVERY_S:
             self._records_at = now
             try:
-                self._records = latest_records(self._run.store, self._run.id)
+                self._records = latest_records(self._store, self._run_id)
             except AtollError:
                 return self._records
         return self._records

@@ -11,6 +11,7 @@ from atoll import durations
 from atoll.cli.metrics import REJECTED, metric_cell, metric_columns, metric_names, metric_text, shown_metrics
 from atoll.cli.text import Cell, Column, Table, cut, one_line
 from atoll.cli.waits import SILENT_S
+from atoll.failures import again_text
 from atoll.result import ReplicaOutcome, RunResult
 from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -240,10 +241,11 @@ def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None
 
 
 def verdict(result: RunResult, took_s: float | None) -> str:
-    """The last line of a run that went well."""
+    """The last line of a run that went well: how many there were, how long it took, who was restarted."""
     count = len(result.outcomes)
     took = f" in {durations.text(took_s)}" if took_s is not None else ""
-    return f"run `{result.run_id}` succeeded: {count} replica{'' if count == 1 else 's'}{took}"
+    said = f"run `{result.run_id}` succeeded: {count} replica{'' if count == 1 else 's'}{took}"
+    return "; ".join(filter(None, (said, again_text(result.outcomes))))
 
 
 def next_commands(run_id: str, store: str | None = None) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from atoll.cli.trend import Trend
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
 from atoll.rounds.round_record import RoundRecord
-from atoll.run import Run
+from atoll.run import Run, could_restart
 from atoll.status import RunStatus
 
 _AROUND = 6
@@ -102,7 +102,9 @@ def show(run: Run, first: RunStatus, lookout: Lookout, out: Output) -> RunStatus
 def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
     status, now = watcher.status, time.time()
     trouble = watcher.outage.text
-    below = trouble_lines(trouble, console) or waiting_lines(run.id, status, watcher.waiting, now, console)
+    restarts = could_restart(run.spec, run.executor)
+    below = trouble_lines(trouble, console)
+    below = below or waiting_lines(run.id, status, watcher.waiting, now, console, could_restart=restarts)
     room = max(1, console.height - _AROUND - len(below))
     phases_room = _phases_room(watcher, room)
     room -= phases_room

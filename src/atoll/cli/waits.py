@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from atoll import durations
+from atoll.failures import better_text
 from atoll.rounds.metrics import Waiting
 from atoll.status import ReplicaState, ReplicaStatus, RunStatus
 
@@ -40,9 +41,28 @@ def outlook_text(waiting: Waiting | None, status: RunStatus, run_id: str, now: f
     left = durations.text(outlook.until - now) if outlook.until - now >= 1 else "a moment"
     if outlook.goes_on:
         return f"goes on without {_them(missing)} in {left}" + (f"; {why}" if ended else "")
-    if len(missing) - len(ended) < waiting.needed:
-        return f"{_are(ended)} over and needed: the round fails in {left}; {why}, `atoll cancel {run}` ends the run now"
+    if needed := _needed(waiting, missing, ended):
+        how = (
+            "needed"
+            if needed == len(ended)
+            else f"{'one of them is' if needed == 1 else f'{needed} of them are'} needed"
+        )
+        return f"{_are(ended)} over and {how}: the round fails in {left}; {why}, `atoll cancel {run}` ends the run now"
     return f"waits {left} more for {_them(missing)}, then the round fails; {why}"
+
+
+def avoid_text(waiting: Waiting | None, status: RunStatus, *, could_restart: bool) -> str:
+    """How not to wait for a dead replica again; empty when nobody does."""
+    missing = _missing(waiting, status) if waiting is not None else []
+    ended = [replica for replica in missing if replica.state.is_terminal]
+    if waiting is None or not _needed(waiting, missing, ended):
+        return ""
+    return better_text(could_restart=could_restart, could_go_on=not waiting.is_committed)
+
+
+def _needed(waiting: Waiting, missing: Sequence[ReplicaStatus], ended: Sequence[ReplicaStatus]) -> int:
+    """How many of those who are over would have to come."""
+    return max(0, waiting.needed - (len(missing) - len(ended)))
 
 
 def _missing(waiting: Waiting, status: RunStatus) -> list[ReplicaStatus]:

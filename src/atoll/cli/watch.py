@@ -10,9 +10,9 @@ from atoll.cli.lookout import Lookout
 from atoll.cli.outage import Outage, View, way_back
 from atoll.cli.output import Output
 from atoll.cli.render import progress_line, status_json
-from atoll.cli.waits import outlook_text, waiting_text
+from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.errors import AtollError
-from atoll.run import Run
+from atoll.run import Run, could_restart
 from atoll.status import RunStatus
 
 _LINE_EVERY_S = 5.0
@@ -33,7 +33,7 @@ def watch(run: Run, out: Output, *, live: bool = True, **wait: Any) -> RunStatus
 
 def _lines(run: Run, out: Output) -> View:
     """A line when a count changes, when nobody answers, and now and then in between."""
-    last: dict[str, Any] = {"counts": None, "at": 0.0}
+    last: dict[str, Any] = {"counts": None, "at": 0.0, "avoid": ""}
     lookout, outage = Lookout(run), Outage()
 
     def on_change(status: RunStatus) -> None:
@@ -44,6 +44,10 @@ def _lines(run: Run, out: Output) -> View:
             waiting = None if out.is_json else lookout.waiting(status)
             texts = waiting_text(waiting, status, time.time()), outlook_text(waiting, status, run.id, time.time())
             _say(out, "; ".join(filter(None, (progress_line(status), *texts))))
+            avoid = avoid_text(waiting, status, could_restart=could_restart(run.spec, run.executor))
+            if avoid and not last["avoid"]:
+                last["avoid"] = avoid
+                _say(out, avoid)
 
     def on_trouble(error: AtollError | None) -> None:
         if text := outage.hear(error):

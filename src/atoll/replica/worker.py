@@ -227,9 +227,15 @@ def _exit(exc: SystemExit) -> dict[str, Any]:
     return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
 
 
-def _error(name: str, message: str, exc: BaseException) -> dict[str, str]:
+def _error(name: str, message: str, exc: BaseException) -> dict[str, Any]:
     """The fields of an `ErrorReport`."""
-    return {"type": name, "message": message, "traceback": _traceback(exc)}
+    return {"type": name, "message": message, "traceback": _traceback(exc), "ranks": _blamed(exc)}
+
+
+def _blamed(exc: BaseException) -> list[int]:
+    if isinstance(exc, CorruptUpdate):
+        return [exc.rank] if exc.rank >= 0 else []
+    return list(exc.missing) if isinstance(exc, QuorumLost) else []
 
 
 def _say(text: str) -> None:

@@ -46,6 +46,8 @@ class Waiting:
     missing: tuple[int, ...]
     outlook: Outlook | None = None
     """None while the wait is short."""
+    is_committed: bool = False
+    """The round is agreed on already, and only its mean is missing: no quorum helps."""
 
     @property
     def needed(self) -> int:
@@ -82,6 +84,12 @@ def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
     return sorted(usable, key=lambda event: float(event["time"]))
 
 
+def rounds_held(store: Store, run_id: str) -> int:
+    """How many rounds are committed; one LIST."""
+    keys = RoundKeys(run_id)
+    return max((number + 1 for _, number in _ours(store, keys.commits_prefix(), keys.parse_commit)), default=0)
+
+
 def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
     """The round that some have arrived at and others have not, or whose mean somebody keeps; None if there is none.
 
@@ -114,7 +122,7 @@ def _kept(store: Store, keys: RoundKeys, round_no: int, ranks: set[int]) -> Wait
     if not missing:
         return None
     of_them = [event for event in said if missing & set(event["for"])]
-    return Waiting(round_no, tuple(sorted(there)), tuple(sorted(missing)), _latest(of_them))
+    return Waiting(round_no, tuple(sorted(there)), tuple(sorted(missing)), _latest(of_them), is_committed=True)
 
 
 def _waiting_for_some(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,10 +14,10 @@ from atoll.cli.output import Output
 from atoll.cli.render import counts_text, elapsed_s, restarts_text, state_cell, status_json, status_table
 from atoll.cli.runs import find_run
 from atoll.cli.text import Cell, pairs_text, table_text
-from atoll.cli.waits import outlook_text, waiting_text
+from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.cli.watch import watch
 from atoll.rounds.metrics import Waiting
-from atoll.run import Run
+from atoll.run import Run, could_restart
 from atoll.status import RunStatus
 
 
@@ -57,6 +57,8 @@ def status_text(run: Run, status: RunStatus, out: Output, waiting: Waiting | Non
         head.append(("waiting", Cell(waiting_text(waiting, status, now), "warn")))
     if outlook := outlook_text(waiting, status, run.id, now):
         head.append(("next", Cell(outlook, "warn")))
+    if avoid := avoid_text(waiting, status, could_restart=could_restart(run.spec, run.executor)):
+        head.append(("later", Cell(avoid, "warn")))
     table = table_text(status_table(status, now=now), width=out.width(), colour=colour)
     return pairs_text(head, colour=colour, indent="") + "\n\n" + table
 
