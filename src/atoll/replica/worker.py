@@ -256,17 +256,10 @@ def _text(value: object) -> str:
 
 
 def _traceback(exc: BaseException) -> str:
-    """The traceback as the user would see it in their own script: our frames are left out."""
-    import traceback
+    from atoll.replica.traces import traceback_text
 
-    frames = exc.__traceback__
-    ours = ("atoll/replica/", "importlib/", "<frozen ")
-    while frames is not None and frames.tb_next is not None:
-        if not any(mark in frames.tb_frame.f_code.co_filename for mark in ours):
-            break
-        frames = frames.tb_next
     try:
-        text = "".join(traceback.format_exception(type(exc), exc, frames))
+        text = traceback_text(exc)
         return _plain(text if len(text) <= _MOST_TEXT else f"{text[:_HEAD]}\n… cut …\n{text[_HEAD - _MOST_TEXT :]}")
     except Exception:  # noqa: BLE001  a broken __str__ or a lack of memory must not hide the failure
         return f"{type(exc).__name__} (its traceback cannot be shown)"
