@@ -125,7 +125,8 @@ def test_doctor_says_in_plain_words_that_there_was_no_compiler(cli):
     ("words", "code", "failed"),
     [
         (["--store", "job.py/below-a-file"], 4, "store probe"),
-        (["--store", "redis://x"], 4, "store probe"),
+        (["--store", "redis://x"], 2, "store probe"),
+        (["--store", "s3://"], 2, "store probe"),
         (["nowhere"], 2, None),
     ],
 )
@@ -137,6 +138,16 @@ def test_doctor_says_what_is_wrong_and_what_to_do(inside, words, code, failed):
         assert "FAILED" in done.stdout
         assert "hint: " in done.stdout
         assert f"checks failed: {failed}" in done.stderr
+
+
+@pytest.mark.parametrize("store", ["redis://x", "s3://", "file://relative", "job.py/below-a-file"])
+def test_doctor_and_run_end_alike_for_the_same_store(inside, store):
+    assert inside("doctor", "--store", store).code == inside("run", "job:ok", "--store", store).code
+
+
+def test_doctor_and_run_end_alike_for_the_same_settings(inside):
+    (inside.folder / "atoll.toml").write_text("[executors.local]\nroof = 1\n")
+    assert inside("doctor").code == inside("run", "job:ok").code == 2
 
 
 def test_doctor_finds_a_home_that_cannot_be_written_and_a_broken_backend(inside, monkeypatch):

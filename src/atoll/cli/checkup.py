@@ -28,6 +28,8 @@ class Finding:
 
     kind: str
     check: Check
+    is_input: bool = False
+    """What failed was not tried: the words for it have to change, as they would for `run`."""
 
 
 def machine_findings() -> tuple[list[Finding], Config | None]:
@@ -44,7 +46,7 @@ def backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     except UnknownName:
         raise
     except ConfigError as exc:
-        return [Finding("backend", Check(name, False, exc.message, exc.hint or ""))]
+        return [Finding("backend", Check(name, False, exc.message, exc.hint or ""), is_input=True)]
     if not isinstance(executor, Diagnoser):
         return [Finding("backend", Check(name, True, "loads; it has no checks of its own"))]
     try:
@@ -62,7 +64,7 @@ def store_findings(uri: str) -> list[Finding]:
         opened = registry.open_store(uri)
         report = probe(opened)
     except AtollError as exc:
-        return [Finding("store", Check("probe", False, exc.message, store_hint(exc)))]
+        return [Finding("store", Check("probe", False, exc.message, store_hint(exc)), isinstance(exc, ConfigError))]
     return [Finding("store", Check("probe", True, f"{opened.uri}: {'; '.join(report.checks)}"))]
 
 

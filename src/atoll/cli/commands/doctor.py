@@ -23,8 +23,8 @@ _ERRORS: dict[str, type[AtollError]] = {"machine": ConfigError, "backend": Backe
 def doctor_command(out: Output, backend: str | None, store: str | None) -> None:
     """Check this machine, the BACKEND (or the configured one) and the store.
 
-    Exit code 0 if all is well, else that of the first kind of trouble: 2 this machine or its configuration,
-    3 the backend, 4 the store.
+    Exit code 0 if all is well, else that of the first kind of trouble: 2 this machine, its configuration, or an address
+    or setting that has to change, 3 the backend, 4 the store.
     """
     findings, settings = machine_findings()
     name = backend or (settings.get("on") if settings else "local")
@@ -58,6 +58,6 @@ def _table_text(out: Output, findings: list[Finding]) -> str:
 def _raise_for(findings: list[Finding]) -> None:
     failed = [finding for finding in findings if not finding.check.ok]
     for kind, error in _ERRORS.items():
-        if any(finding.kind == kind for finding in failed):
+        if any(("machine" if finding.is_input else finding.kind) == kind for finding in failed):
             names = ", ".join(f"{f.kind} {f.check.name}" for f in failed)
             raise error(f"{len(failed)} of {len(findings)} checks failed: {names}")
