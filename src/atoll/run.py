@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from atoll import entry_check, index, journal, registry, stored_logs
+from atoll import index, journal, registry, stored_logs
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
-from atoll.entry import Entry, is_loading, is_own_script
+from atoll.entry import is_loading, is_own_script
 from atoll.errors import AtollError, BackendError, ConfigError, RunNotFound, WaitTimeout
 from atoll.executors.base import Executor, Originator, Plan, Preflighter
 from atoll.failures import ranks_text
 from atoll.handle import RunHandle
 from atoll.home import default_store
 from atoll.journal import Cancel
+from atoll.preparing import check_entry, code_for, task_alone, with_path
+from atoll.problems import Problems
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
 from atoll.rounds.metrics import rounds_held
 from atoll.spec import Code, RunSpec
@@ -73,7 +73,7 @@ def prepare(
     settings: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> Draft:
-    """Check and plan a run without starting it."""
+    """Check and plan a run without starting it. Raises all that is wrong with it together."""
     if is_loading():
         raise ConfigError(
             "a run was launched while a replica was loading your code, so each replica would launch another run",
@@ -84,16 +84,25 @@ def prepare(
             f"a replica that runs `{entry}` launches `{entry}`, so each replica would launch another run",
             hint="launch a function of it: `script.py:function`",
         )
-    executor = registry.executor(on, **(settings or {})) if isinstance(on, str) else on
-    opened = registry.open_store(store or default_store())
-    code, bundle = _code_for(executor, workspace)
-    built = RunSpec.build(entry, code=code, **spec)
-    if code.root is not None:
-        entry_check.check(built.task, code.root)
-        code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
-        built = replace(built, task=replace(built.task, code=code))
-    context = RunContext(built.run_id, opened.uri)
-    return Draft(built, executor, opened, executor.plan(context, built.placement), bundle)
+    problems, uri = Problems(), store or default_store()
+    executor = problems.trying(lambda: registry.executor(on, **(settings or {}))) if isinstance(on, str) else on
+    opened = problems.trying(lambda: registry.open_store(uri))
+    found = problems.trying(lambda: code_for(executor, workspace)) if executor is not None else None
+    code, bundle = found or (Code.image(), None)
+    built = problems.trying(lambda: RunSpec.build(entry, code=code, **spec))
+    task = built.task if built is not None else task_alone(entry, code, spec)
+    if task is not None:
+        problems.trying(lambda: check_entry(task))
+    plan = None
+    if executor is not None and built is not None:
+        context = RunContext(built.run_id, opened.uri if opened is not None else uri)
+        plan = problems.trying(lambda: executor.plan(context, built.placement))
+    problems.raise_any(f"run `{spec['run_id']}`" if spec.get("run_id") else "this run")
+    assert executor is not None
+    assert opened is not None
+    assert built is not None
+    assert plan is not None
+    return Draft(with_path(built), executor, opened, plan, bundle)
 
 
 def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | None = None) -> Run:
@@ -344,22 +353,3 @@ def _ended(status: RunStatus) -> str:
 
 def _became(state: ReplicaState, count: int) -> str:
     return str(state) if state is ReplicaState.FAILED else f"{'was' if count == 1 else 'were'} {state}"
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError as exc:
-        raise ConfigError("the working folder was deleted", hint="cd to another one, or give `workspace`") from exc
-
-
-def _code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
-    """How replicas get the code: in place where they share our files, else a bundle of `workspace`, else the image."""
-    if workspace is not None:
-        from atoll.workspace import build
-
-        bundle = build(Path(workspace))
-        return Code.bundle(bundle.digest), bundle
-    if "in_place" in executor.capabilities.code:
-        return Code.in_place(_working_folder()), None
-    return Code.image(), None

@@ -162,6 +162,29 @@ def test_plan_lists_every_reason_for_a_refusal(inside):
     assert [p.partition("=")[0] for p in done.error["problems"]] == ["image", "cpus", "secrets.T"]
 
 
+def test_plan_tells_all_that_is_wrong_in_one_go(inside):
+    words = ("--on", "loca", "--store", "redis://x", "--arg", "no=1", "-n", "0", "--run-id", "r")
+    done = inside("plan", "job:ok", *words, "--json")
+    assert (done.code, done.error["code"]) == (2, "InvalidSpec")
+    executor, store, replicas = done.error["problems"]
+    assert executor.startswith("unknown executor `loca`, did you mean `local`?")
+    assert store.startswith("unknown store `redis`")
+    assert replicas == "replicas=`0`: a whole number from 1 to 100000"
+    assert done.error["message"].startswith("run `r` is not valid: 3 problems\n")
+    assert done.error["hint"].startswith("other fsspec file systems")
+    done = inside("plan", "job:ok", "--store", "redis://x", "--arg", "no=1", "--cpus", "2", "--json")
+    assert [problem.split()[0] for problem in done.error["problems"]] == ["unknown", "entry=`job:ok`:", "cpus=2:"]
+    done = inside("plan", "job:ok", "-n", "0", "--arg", "no=1", "--json")
+    assert [problem.split()[0] for problem in done.error["problems"]] == ["replicas=`0`:", "entry=`job:ok`:"]
+
+
+def test_plan_tells_all_that_is_wrong_with_the_words_and_the_configuration(inside):
+    (inside.folder / "atoll.toml").write_text("replica = 3\n")
+    done = inside("plan", "job:ok", "--arg", "steps", "--env", "=x", "--json")
+    assert [problem.split()[0] for problem in done.error["problems"]] == ["--arg", "--env", "atoll.toml:1:"]
+    assert done.code == 2
+
+
 def test_run_shows_what_the_bundle_holds(cli):
     (cli.folder / ".gitignore").write_text("home/\n")
     (cli.folder / ".git").rmdir()

@@ -16,6 +16,7 @@ from atoll.cli.output import Output
 from atoll.cli.text import cut
 from atoll.config_fields import FIELDS
 from atoll.errors import ConfigError
+from atoll.problems import Problems
 from atoll.run import Draft, prepare
 
 _LONGEST = 100
@@ -55,16 +56,23 @@ def run_options(function: F) -> F:
 
 def draft(out: Output, options: Mapping[str, Any], words: Sequence[str]) -> Draft:
     """Check and plan; nothing is started and nothing is written."""
+    problems = Problems()
     flags = {name: options[name] for name in FIELDS if options[name] is not None}
-    flags |= {f"args.{name}": value for name, value in _arguments(options).items()}
-    flags |= {f"env.{name}": value for name, value in pairs(options["env"], "--env").items()}
-    flags |= {f"secrets.{name}": value for name, value in pairs(options["secret"], "--secret").items()}
-    settings = config.load(profile=options["profile"], flags=flags)
+    tables: dict[str, Callable[[], dict[str, Any]]] = {
+        "args": lambda: _arguments(options),
+        "env": lambda: pairs(options["env"], "--env"),
+        "secrets": lambda: pairs(options["secret"], "--secret"),
+    }
+    for table, read in tables.items():
+        flags |= {f"{table}.{name}": value for name, value in (problems.trying(read) or {}).items()}
+    own = problems.trying(lambda: pairs(options["setting"], "--setting", as_json=True))
+    settings = problems.trying(lambda: config.load(profile=options["profile"], flags=flags))
+    problems.raise_any("this run")
+    assert settings is not None
     for warning in settings.warnings:
         out.say(f"warning: {warning}")
     launch = settings.launch_options()
-    own = pairs(options["setting"], "--setting", as_json=True)
-    launch["settings"] = {**launch.get("settings", {}), **own}
+    launch["settings"] = {**launch.get("settings", {}), **(own or {})}
     if "entry" not in launch:
         raise ConfigError("what should run?", hint="`atoll run module:function`, or `entry = ...` in atoll.toml")
     return prepare(**launch, argv=tuple(words), run_id=options["run_id"])
