@@ -24,6 +24,8 @@ TRACKS = {
     "apply": "apply",
 }
 """What is recorded → the name of its track, from top to bottom."""
+_IN_A_ROUND = {"round_committed", "rank_late", "late", "update_rejected", "waiting"}
+"""Events whose round is the one they happened in; others name an older or a later one, or none."""
 _MICRO = 1_000_000
 
 Event = dict[str, Any]
@@ -49,6 +51,19 @@ def chrome_trace(
         "displayTimeUnit": "ms",
         "otherData": {"run": run_id, "started": origin, "written by": "atoll trace"},
     }
+
+
+def last_rounds(records: Sequence[RoundRecord], count: int) -> list[RoundRecord]:
+    """Those of the last `count` rounds of the run; who was not there any more is not in it."""
+    newest = max((record.round_no for record in records), default=0)
+    return [record for record in records if record.round_no > newest - count]
+
+
+def events_of(records: Sequence[RoundRecord], events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What happened in these rounds; of what happened between rounds, that since the first of them began."""
+    rounds = {record.round_no for record in records}
+    since = min((record.time - record.total_s for record in records), default=0.0)
+    return [e for e in events if (e.get("round") in rounds if e.get("event") in _IN_A_ROUND else e["time"] >= since)]
 
 
 def _track_numbers(records: Iterable[RoundRecord]) -> dict[str, int]:
@@ -133,7 +148,9 @@ def _counters(rank: int, record: RoundRecord, origin: float) -> list[Event]:
 def _instant(event: Mapping[str, Any], origin: float) -> Event:
     rank, name = int(event.get("by", 0)), str(event.get("event", "event"))
     is_shared = name == "round_committed"
-    details = {key: value for key, value in event.items() if key not in ("event", "time")}
+    is_between = event.get("round") == -1  # a replica that leaves does so between rounds
+    unsaid = ("event", "time", "round") if is_between else ("event", "time")
+    details = {key: value for key, value in event.items() if key not in unsaid}
     return {
         "ph": "i",
         "s": "g" if is_shared else "p",

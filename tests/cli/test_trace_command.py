@@ -39,7 +39,14 @@ def test_the_rounds_a_person_asks_for_and_where_they_go(inside, place):
     done = inside("trace", "r1", "--store", place.uri, "--out", "t.json.gz", "--last", 1, "--json")
     assert done.data["file"] == "t.json.gz"
     assert (done.data["ranks"], done.data["last_round"]) == ([0, 1, 2], 3)
-    check_trace(json.loads(gzip.decompress(Path("t.json.gz").read_bytes())))
+    assert done.data["first_round"] == 3
+    drawn = check_trace(json.loads(gzip.decompress(Path("t.json.gz").read_bytes())))
+    rounds = {(e["pid"], e["name"]) for e in drawn if e.get("cat") == "round"}
+    assert rounds == {(rank, "round 3") for rank in range(3)}
+    assert [e["name"] for e in drawn if e["ph"] == "i" and e["s"] == "g"] == ["round_committed 3"]
+    left = [e["args"] for e in drawn if e["name"] == "left"]
+    assert sorted(args["by"] for args in left) == [0, 1, 2]
+    assert all("round" not in args for args in left), "it belongs to none"
     shown = inside("trace", "r1", "--store", place.uri, "-o", "-")
     check_trace(json.loads(shown.stdout))
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.rounds.round_record import PhaseTime, RoundRecord
-from atoll.trace import TRACKS, chrome_trace
+from atoll.trace import TRACKS, chrome_trace, events_of, last_rounds
 from trace_format import check_trace
 
 
@@ -42,6 +42,22 @@ def test_each_rank_is_a_process_and_each_phase_a_track():
         (0, 10_000_000, 1_000_000), (1, 11_000_000, 1_000_000), (0, 12_000_000, 1_000_000), (1, 13_000_000, 1_000_000),
     ]  # fmt: skip
     assert trace["otherData"]["started"] == 90.0
+
+
+def test_the_last_rounds_are_those_of_the_run_and_not_of_each_rank():
+    records = [record(0, no, 10.0 * no) for no in range(6)] + [record(1, no, 10.0 * no) for no in range(3)]
+    assert [(r.rank, r.round_no) for r in last_rounds(records, 2)] == [(0, 4), (0, 5)]
+    assert last_rounds([], 2) == []
+
+
+def test_of_events_only_those_of_the_rounds_are_left_and_what_happened_between_them():
+    def event(name: str, round_no: int, time: float) -> dict[str, object]:
+        return {"event": name, "round": round_no, "time": time, "by": 0}
+
+    early, late = 10.0, 45.0
+    kept = [event("round_committed", 4, early), event("left", -1, late), event("rounds_retired", 1, late)]
+    gone = [event("round_committed", 3, late), event("round_committed", 6, late), event("left", -1, early)]
+    assert events_of([record(0, 4, 40.0), record(0, 5, 50.0)], [*kept, *gone]) == kept
 
 
 def test_a_round_carries_its_bytes_and_requests():

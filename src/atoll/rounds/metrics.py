@@ -62,7 +62,7 @@ class Waiting:
 
 
 def round_records(store: Store, run_id: str, *, last: int | None = None) -> list[RoundRecord]:
-    """Every round that is still there, by rank and time; with `last`, at least that many newest ones of each rank."""
+    """Every round that is still there, by rank and time; with `last`, only that many newest ones of each rank."""
     keys = RoundKeys(run_id)
     of_rank: dict[int, list[str]] = {}
     for key, (rank, *_) in _ours(store, keys.metrics_prefix(), keys.parse_metrics):
@@ -182,7 +182,8 @@ def _newest(store: Store, names: Sequence[str], last: int | None) -> list[RoundR
             found.setdefault((record.incarnation, record.round_no), record)
         if last is not None and len(found) >= last:
             break
-    return sorted(found.values(), key=lambda record: (record.incarnation, record.time))
+    newest = sorted(found.values(), key=lambda record: (record.incarnation, record.time))
+    return newest if last is None else newest[-last:]
 
 
 def _record(line: dict[str, Any]) -> Iterator[RoundRecord]:

@@ -18,14 +18,14 @@ from atoll.names import key_name
 from atoll.rounds.keys import RunKeys
 from atoll.rounds.metrics import round_events, round_records
 from atoll.stores.base import Store
-from atoll.trace import chrome_trace
+from atoll.trace import chrome_trace, events_of, last_rounds
 
 
 @command("Look", short_help="Write the timeline of a run's rounds for Perfetto or Chrome.")
 @run_argument
 @store_option
 @click.option("-o", "--out", "file", metavar="FILE", help="Where to; - is stdout, *.gz is compressed. [RUN.trace.json]")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="Only about the last N rounds of each rank.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the last N rounds.")
 def trace_command(out: Output, run: str, store: str | None, file: str | None, last: int | None) -> None:
     """Write when each rank computed, encoded, uploaded, waited, downloaded, reduced and applied, round by round.
 
@@ -39,8 +39,10 @@ def trace_command(out: Output, run: str, store: str | None, file: str | None, la
     records = round_records(opened, run_id, last=last)
     if not records:
         raise _nothing(opened, run_id)
-    since = min(record.time - record.total_s for record in records)
-    events = [event for event in round_events(opened, run_id) if last is None or event["time"] >= since]
+    events = round_events(opened, run_id)
+    if last is not None:
+        records = last_rounds(records, last)
+        events = events_of(records, events)
     made = chrome_trace(run_id, records, events)
     target = file or f"{key_name(run_id)}.trace.json"
     _save(json.dumps(made), target)
