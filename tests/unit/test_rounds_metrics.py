@@ -62,6 +62,23 @@ def test_a_spoiled_word_on_whom_a_mean_is_waited_for_is_passed_over(name: str, o
     assert waiting_for(store, "r", 2) == Waiting(4, (0,), (1,), Outlook(9.0, False, None), is_committed=True)
 
 
+def test_the_word_of_a_process_that_was_replaced_counts_no_more() -> None:
+    store = MemoryStore()
+    told = {"event": "waiting", "by": 0, "time": 5.0, "until": 9.0, "then": "give_up", "least": None}
+    store.put(KEYS.commit(4), b"")
+    store.put(KEYS.claim(0, 0), b"")
+    store.put(KEYS.events(0, 0, 0), json.dumps(told | {"round": 4, "for": [1]}).encode())
+    kept = Waiting(4, (0,), (1,), Outlook(9.0, False, None), is_committed=True)
+    assert waiting_for(store, "r", 2) == kept
+    store.put(KEYS.claim(0, 1), b"")
+    assert waiting_for(store, "r", 2) is None
+    store.put(KEYS.offer(5, 0, 0), b"")
+    store.put(KEYS.events(0, 0, 0), json.dumps(told | {"round": 5}).encode())
+    assert waiting_for(store, "r", 2) == Waiting(5, (0,), (1,))
+    store.put(KEYS.events(0, 1, 0), json.dumps(told | {"round": 5}).encode())
+    assert waiting_for(store, "r", 2) == Waiting(5, (0,), (1,), Outlook(9.0, False, None))
+
+
 def test_who_is_waited_for_and_waits_itself_is_not_the_one_to_blame() -> None:
     store = MemoryStore()
     store.put(KEYS.commit(4), b"")

@@ -265,6 +265,10 @@ class RoundKeys:
         """JSON lines of what one process saw; rewritten as it grows, then left alone."""
         return f"{self.events_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.{number(segment, 6)}.jsonl"
 
+    def parse_events(self, key: str) -> tuple[int, int, int]:
+        """(rank, incarnation, segment): the inverse of `events`."""
+        return self._segment(key, self.events_prefix())
+
     def metrics_prefix(self) -> str:
         return f"{self.prefix}metrics/"
 
@@ -274,11 +278,12 @@ class RoundKeys:
 
     def parse_metrics(self, key: str) -> tuple[int, int, int]:
         """(rank, incarnation, segment): the inverse of `metrics`."""
-        found = (
-            _SEGMENT.match(key.removeprefix(self.metrics_prefix())) if key.startswith(self.metrics_prefix()) else None
-        )
+        return self._segment(key, self.metrics_prefix())
+
+    def _segment(self, key: str, prefix: str) -> tuple[int, int, int]:
+        found = _SEGMENT.match(key.removeprefix(prefix)) if key.startswith(prefix) else None
         if found is None:
-            raise BadKey(key, f"not metrics of run `{self.run_id}`")
+            raise BadKey(key, f"not a segment of `{prefix}`")
         return int(found[1]), int(found[2]), int(found[3])
 
     def _one_number(self, key: str, prefix: str, suffix: str) -> int:

@@ -99,23 +99,25 @@ def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
     commits = [number for _, number in _ours(store, keys.commits_prefix(), keys.parse_commit)]
     round_no = commits[-1] + 1 if commits else 0
     arrived = {named[1] for _, named in _ours(store, keys.offers_prefix(round_no), keys.parse_offer)}
-    gone = _gone(store, keys) if arrived or commits else set()
+    claims = _claims(store, keys) if arrived or commits else {}
+    words = _Words(store, keys, {rank: incarnation for rank, (incarnation, _) in claims.items()})
+    gone = {rank for rank, (_, has_left) in claims.items() if has_left}
     if not arrived:
-        return _kept(store, keys, commits[-1], set(range(replicas)) - gone) if commits else None
+        return _kept(words, commits[-1], set(range(replicas)) - gone) if commits else None
     missing = set(range(replicas)) - arrived - gone
     if not missing:
         return None
     there = tuple(sorted(arrived))
-    return Waiting(round_no, there, tuple(sorted(missing)), _outlook(store, keys, round_no, there[:_ASKED]))
+    return Waiting(round_no, there, tuple(sorted(missing)), _latest(words.of(there[:_ASKED], round_no)))
 
 
-def _kept(store: Store, keys: RoundKeys, round_no: int, ranks: set[int]) -> Waiting | None:
+def _kept(words: _Words, round_no: int, ranks: set[int]) -> Waiting | None:
     """The wait for those who have something that others need for the mean of a round that is committed."""
     asked = sorted(ranks)[:_ASKED]
-    said = _waiting_for_some(_waits(store, keys, round_no, asked))
+    said = _waiting_for_some(words.of(asked, round_no))
     # Who is waited for may be waiting itself: for the one that all of them wait for.
     named = sorted({rank for event in said for rank in event["for"]} - set(asked))
-    said += _waiting_for_some(_waits(store, keys, round_no, named[:_ASKED]))
+    said += _waiting_for_some(words.of(named[:_ASKED], round_no))
     there = {event["by"] for event in said}
     missing = {rank for event in said for rank in event["for"]}
     missing = missing - there or missing
@@ -136,16 +138,25 @@ def _is_ranks(value: object) -> bool:
     return isinstance(value, list) and all(type(rank) is int and 0 <= rank < _MOST_RANKS for rank in value)
 
 
-def _outlook(store: Store, keys: RoundKeys, round_no: int, ranks: Sequence[int]) -> Outlook | None:
-    """What those ranks said last of how the wait for this round will end."""
-    return _latest(_waits(store, keys, round_no, ranks))
+@dataclass(frozen=True)
+class _Words:
+    """What replicas said of waiting; not those whose rank another process has taken since, for they wait no more."""
 
+    store: Store
+    keys: RoundKeys
+    newest: dict[int, int]
+    """Rank → the incarnation that counts."""
 
-def _waits(store: Store, keys: RoundKeys, round_no: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """What those ranks said of waiting in this round."""
-    names = [name for named in _each(lambda rank: list(store.list(keys.events_of(rank))), ranks) for name in named[-1:]]
-    events = [event for lines in _each(lambda name: list(_lines(store, name)), names) for event in lines]
-    return [e for e in events if e.get("event") == "waiting" and e.get("round") == round_no and _is_outlook(e)]
+    def of(self, ranks: Sequence[int], round_no: int) -> list[dict[str, Any]]:
+        """What those ranks said of this round."""
+        names = [name for name in _each(self._last_segment, ranks) if name is not None]
+        events = [event for lines in _each(lambda name: list(_lines(self.store, name)), names) for event in lines]
+        return [e for e in events if e.get("event") == "waiting" and e.get("round") == round_no and _is_outlook(e)]
+
+    def _last_segment(self, rank: int) -> str | None:
+        named = list(_ours(self.store, self.keys.events_of(rank), self.keys.parse_events))
+        name, (_, incarnation, _) = named[-1] if named else ("", (rank, -1, 0))
+        return name if incarnation >= self.newest.get(rank, 0) else None
 
 
 def _latest(told: Sequence[dict[str, Any]]) -> Outlook | None:
@@ -160,12 +171,12 @@ def _is_outlook(event: dict[str, Any]) -> bool:
     return is_timed and event.get("then") in ("go_on", "give_up") and type(event.get("least", 0)) in (int, type(None))
 
 
-def _gone(store: Store, keys: RoundKeys) -> set[int]:
-    """Ranks that said goodbye."""
-    newest: dict[int, bool] = {}
-    for _, (rank, _, has_left) in _ours(store, keys.claims_prefix(), keys.parse_claim):
-        newest[rank] = has_left  # a departure sorts right after its claim
-    return {rank for rank, has_left in newest.items() if has_left}
+def _claims(store: Store, keys: RoundKeys) -> dict[int, tuple[int, bool]]:
+    """Rank → its newest incarnation, and whether that said goodbye."""
+    newest: dict[int, tuple[int, bool]] = {}
+    for _, (rank, incarnation, has_left) in _ours(store, keys.claims_prefix(), keys.parse_claim):
+        newest[rank] = incarnation, has_left  # a departure sorts right after its claim
+    return newest
 
 
 def _ours(store: Store, prefix: str, parse: Callable[[str], T]) -> Iterator[tuple[str, T]]:
