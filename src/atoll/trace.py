@@ -59,7 +59,7 @@ def last_rounds(records: Sequence[RoundRecord], count: int) -> list[RoundRecord]
     return [record for record in records if record.round_no > newest - count]
 
 
-def events_of(records: Sequence[RoundRecord], events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def events_of(records: Sequence[RoundRecord], events: Iterable[Event]) -> list[Event]:
     """What happened in these rounds; of what happened between rounds, that since the first of them began."""
     rounds = {record.round_no for record in records}
     since = min((record.time - record.total_s for record in records), default=0.0)

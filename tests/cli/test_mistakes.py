@@ -86,7 +86,7 @@ def test_a_mistake_is_told_to_programs_as_json(inside, words, code):
     assert done.error["hint"]
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "result", "top"])
+@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "result", "top", "verify", "trace"])
 def test_an_unknown_run_is_code_3_with_a_suggestion(finished, inside, command):
     done = inside.at(finished.cli)(command, "went-wel", "--json")
     assert done.code == 3

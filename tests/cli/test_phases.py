@@ -13,7 +13,7 @@ from rounds_of_a_run import SIZE, hold_rounds, joined, store_at
 
 from atoll.cli.live import waiting_lines
 from atoll.cli.metrics import metric_text, shown_metrics
-from atoll.cli.phases import phases_table, round_json, seconds_text, shape
+from atoll.cli.phases import legend, phases_table, round_json, seconds_text, shape
 from atoll.cli.render import live_table
 from atoll.cli.text import table_text
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
@@ -51,6 +51,20 @@ def test_a_narrow_terminal_keeps_what_matters():
     title = table_text(phases_table({1: RECORD}, [1]), width=80).splitlines()[0].split()
     assert {"rank", "round", "took", "compute", "exposed", "hidden", "up", "down"} <= set(title)
     assert "shape" not in title
+
+
+def test_the_letters_are_explained_where_there_are_some():
+    table = phases_table({1: RECORD}, [1])
+    assert legend(table, 80) == ""
+    assert legend(table, 200).startswith("shape: c compute, ")
+    least = next(width for width in range(200) if legend(table, width))
+    assert len(legend(table, least)) <= least
+
+
+def test_while_a_run_goes_on_it_is_said_how_long_ago_its_last_round_was():
+    title, row = table_text(phases_table({1: RECORD}, [1], now=111.5)).splitlines()
+    assert title.split()[:4] == ["rank", "last", "round", "ago"]
+    assert row.split()[:3] == ["1", "12", "7s"]
 
 
 def test_a_round_that_never_ended_is_marked():

@@ -14,7 +14,7 @@ from atoll.status import RunStatus
 from atoll.stores.base import with_patience
 
 _WAITING_EVERY_S = 2.0
-_ROUNDS_EVERY_S = 5.0
+_ROUNDS_EVERY_S = 2.0
 _ASK_S = 10.0
 """Whoever watches is not kept waiting for longer by a store that does not answer."""
 

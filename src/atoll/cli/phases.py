@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atoll import sizes
+from atoll import durations, sizes
 from atoll.cli.metrics import percent
 from atoll.cli.text import Cell, Column, Table
 from atoll.rounds.round_record import PHASES, RoundRecord
@@ -15,11 +15,15 @@ LEGEND = "shape: " + ", ".join(f"{letter} {name}" for name, letter in LETTERS.it
 _WIDTH = 24
 
 
-def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int]) -> Table:
-    """Rank, its last finished round, time, shape, each phase as a share of the time, exposed, hidden, and more."""
+def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int], *, now: float | None = None) -> Table:
+    """Rank, its last round that is written down, time, shape, each phase as a share of it, exposed, hidden, and more.
+
+    With `now` also how long ago that round was: short ones are written several at once, so newer ones may be over.
+    """
     columns = (
         Column("rank", is_right=True),
         Column("last round", is_right=True),
+        *([] if now is None else [Column("ago", is_right=True, is_spare=True)]),
         Column("took", is_right=True),
         Column("shape", is_spare=True),
         *(Column(name, is_right=True, is_spare=name not in ("compute", "wait")) for name in PHASES),
@@ -30,7 +34,12 @@ def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int]) -> Ta
         Column("requests", is_right=True, is_spare=True),
         Column("retries", is_right=True, is_spare=True),
     )
-    return Table(columns, tuple(_row(records[rank]) for rank in ranks if rank in records))
+    return Table(columns, tuple(_row(records[rank], now) for rank in ranks if rank in records))
+
+
+def legend(table: Table, width: int) -> str:
+    """What the letters mean; empty if the table has no room for them."""
+    return LEGEND if any(column.title == "shape" for column in table.fitted(width).columns) else ""
 
 
 def round_json(record: RoundRecord) -> dict[str, Any]:
@@ -60,7 +69,7 @@ def shape(record: RoundRecord, width: int = _WIDTH) -> str:
     return drawn
 
 
-def _row(record: RoundRecord) -> tuple[Cell, ...]:
+def _row(record: RoundRecord, now: float | None) -> tuple[Cell, ...]:
     total_s = record.total_s
 
     def share(seconds: float) -> str:
@@ -69,6 +78,7 @@ def _row(record: RoundRecord) -> tuple[Cell, ...]:
     return (
         Cell(str(record.rank), "bold"),
         Cell(str(record.round_no) + ("" if record.is_over else "?"), "" if record.is_over else "bad"),
+        *([] if now is None else [Cell(durations.text(now - record.time - record.exchange_s), "dim")]),
         Cell(seconds_text(total_s)),
         Cell(shape(record), "busy"),
         *(Cell(share(record.wall_s(name)) if name in record.phases else "") for name in PHASES),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from atoll import config, index, journal, registry
 from atoll.config import Config
@@ -19,8 +21,15 @@ def find_run(name: str, store: str | None) -> Run:
     settings = config.load()
     if store is None and "://" not in name and index.find(name) is None:
         store = settings.get("store")
-    try:
+    with suggesting(name, store):
         return attach(name, store=store, settings=_executor_settings(settings, name, store))
+
+
+@contextmanager
+def suggesting(name: str, store: str | None) -> Iterator[None]:
+    """Whoever names a run that `store` does not have is told which one may be meant."""
+    try:
+        yield
     except RunNotFound as exc:
         raise _not_found(exc, name, store) from exc
 

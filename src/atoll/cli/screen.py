@@ -20,7 +20,7 @@ from atoll.cli.lookout import Lookout
 from atoll.cli.metrics import metric_names
 from atoll.cli.outage import Outage
 from atoll.cli.output import Output
-from atoll.cli.phases import LEGEND, phases_table
+from atoll.cli.phases import legend, phases_table
 from atoll.cli.render import most_telling, top_table
 from atoll.cli.trend import Trend
 from atoll.errors import AtollError
@@ -119,7 +119,8 @@ def _picture(run: Run, watcher: Watcher, console: Console) -> RenderableType:
         parts.append(Text(f"… and {hidden} more ranks", style="dim"))
     if phases_room:
         ranks = [r.rank for r in most_telling(status.replicas, phases_room - _PHASES_AROUND)]
-        parts += [Text(), drawn(phases_table(watcher.records, ranks), console), Text(LEGEND, style="dim", no_wrap=True)]
+        table = phases_table(watcher.records, ranks, now=None if status.is_terminal else now)
+        parts += [Text(), drawn(table, console), Text(legend(table, console.width), style="dim", no_wrap=True)]
     parts += below
     parts.append(Text("q leaves" + ("" if status.is_terminal else "; the run goes on"), style="dim"))
     return Group(*parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from atoll.cli.app import command
 from atoll.cli.commands.status import status_text
 from atoll.cli.lookout import Lookout
@@ -31,13 +33,14 @@ def top_command(out: Output, run: str, store: str | None) -> None:
         status = show(found, status, lookout, out)
         out.say(f"run `{found.id}`: {counts_text(status)}")
     else:
-        out.text(status_text(found, status, out, lookout.waiting(status)) + _rounds_text(lookout.records(), out))
+        now = None if status.is_terminal else time.time()
+        out.text(status_text(found, status, out, lookout.waiting(status)) + _rounds_text(lookout.records(), now, out))
     rounds = {str(rank): round_json(record) for rank, record in sorted(lookout.records().items())}
     out.data({**status_json(found.id, status, lookout.waiting(status)), "rounds": rounds})
 
 
-def _rounds_text(records: dict[int, RoundRecord], out: Output) -> str:
+def _rounds_text(records: dict[int, RoundRecord], now: float | None, out: Output) -> str:
     if not records:
         return ""
-    table = phases_table(records, sorted(records)).without_empty_columns()
+    table = phases_table(records, sorted(records), now=now).without_empty_columns()
     return "\n\nlast round of each rank:\n" + table_text(table, width=out.width(), colour=out.has_colour())

@@ -12,7 +12,7 @@ import click
 from atoll.cli.app import command
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output, write
-from atoll.cli.runs import find_place
+from atoll.cli.runs import find_place, suggesting
 from atoll.errors import ConfigError, RoundError, RunNotFound
 from atoll.names import key_name
 from atoll.rounds.keys import RunKeys
@@ -38,7 +38,8 @@ def trace_command(out: Output, run: str, store: str | None, file: str | None, la
     run_id, opened = find_place(run, store)
     records = round_records(opened, run_id, last=last)
     if not records:
-        raise _nothing(opened, run_id)
+        with suggesting(run, opened.uri):
+            raise _nothing(opened, run_id)
     events = round_events(opened, run_id)
     if last is not None:
         records = last_rounds(records, last)

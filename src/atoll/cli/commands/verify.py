@@ -9,7 +9,7 @@ from atoll.cli.app import command
 from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import rejections_text
-from atoll.cli.runs import find_place, have_all_ended
+from atoll.cli.runs import find_place, have_all_ended, suggesting
 from atoll.errors import CorruptUpdate, MissingExtra, RoundError
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
         from atoll.rounds.verify import verify
     except ModuleNotFoundError as exc:
         raise MissingExtra(exc.name or "numpy", extra="train") from exc
-    report = verify(opened, run_id)
+    with suggesting(run, opened.uri):
+        report = verify(opened, run_id)
     out.data(asdict(report))
     out.text(_text(report))
     for note in report.notes:
