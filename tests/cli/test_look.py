@@ -237,8 +237,9 @@ def test_top_draws_the_run_and_q_leaves_it_going(cli):
     gate = cli.folder / "gate"
     run = cli.detached("job:until", "-n", 2, "--arg", f"gate={gate}")
     with terminal(cli, "top", run) as screen:
-        drawn = screen.until("rank 1 waits")
-        for word in (run, "running", "job:until on local", "loss trend", "beat", "▁", "q leaves; the run goes on"):
+        screen.until("rank 1 waits")
+        drawn = screen.until("q leaves; the run goes on")  # the last line, which may come a moment later
+        for word in (run, "running", "job:until on local", "loss trend", "beat", "▁"):
             assert word in drawn
         assert "\x1b[?1049h" in screen.drawn  # the other screen
         screen.press("q")
