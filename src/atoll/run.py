@@ -84,12 +84,14 @@ def prepare(
     opened = registry.open_store(store or default_store())
     code, bundle = _code_for(executor, workspace)
     built = RunSpec.build(entry, code=code, **spec)
+    notes: list[str] = []
     if code.root is not None:
-        entry_check.check(built.task, code.root)
+        notes = entry_check.check(built.task, code.root)
         code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
         built = replace(built, task=replace(built.task, code=code))
     context = RunContext(built.run_id, opened.uri)
-    return Draft(built, executor, opened, executor.plan(context, built.placement), bundle)
+    plan = executor.plan(context, built.placement)
+    return Draft(built, executor, opened, replace(plan, notes=(*notes, *plan.notes)), bundle)
 
 
 def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | None = None) -> Run:
