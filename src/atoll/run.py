@@ -31,7 +31,7 @@ def launch(
     *,
     replicas: int = 1,
     on: str | Executor = "local",
-    store: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     args: Mapping[str, Any] | None = None,
     argv: Sequence[str] = (),
     run_id: str | None = None,
@@ -64,7 +64,7 @@ def prepare(
     entry: str | Callable[..., Any],
     *,
     on: str | Executor = "local",
-    store: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     workspace: str | None = None,
     settings: Mapping[str, Any] | None = None,
     **spec: Any,
@@ -94,7 +94,7 @@ def prepare(
     return Draft(built, executor, opened, replace(plan, notes=(*notes, *plan.notes)), bundle)
 
 
-def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | None = None) -> Run:
+def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:
     """The run with this id or handle, from any process.
 
     An id is looked up in `store`, or in the local index; a handle also at the backend it names.
@@ -115,7 +115,9 @@ def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | 
     return Run(RunSpec.from_json(record["spec"]), executor, opened, found)
 
 
-def _origin(handle: RunHandle, store: str | None, settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _origin(
+    handle: RunHandle, store: str | os.PathLike[str] | None, settings: Mapping[str, Any]
+) -> tuple[str | None, str | os.PathLike[str] | None]:
     """Run id and store of a handle: the backend may know them, else a given store is searched."""
     executor = registry.executor(handle.executor, **settings)
     context = executor.origin(handle) if isinstance(executor, Originator) else None

@@ -274,6 +274,14 @@ def test_objects_that_can_be_called_are_functions_by_name(jobs, store):
         assert run.result().raise_for_failures().values == [value]
 
 
+def test_a_store_may_be_a_path_object(jobs, tmp_path):
+    run = atoll.launch("jobs:echo", store=tmp_path / "my runs")
+    run.wait(LIMIT_S)
+    again = atoll.attach(run.id, store=tmp_path / "my runs")
+    assert again.result().raise_for_failures().values == run.result().values
+    assert again.store.uri == (tmp_path / "my runs").as_uri()
+
+
 def test_the_same_id_and_content_is_the_same_run(jobs, store, tmp_path):
     (tmp_path / "starts").mkdir()
     args = {"folder": str(tmp_path / "starts")}
