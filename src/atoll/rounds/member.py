@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from atoll._time import backoff
+from atoll.arguments import COUNT, INDEX, SECONDS, SECONDS_ABOVE_0, SWITCH, Kind, checked_fields, is_count, is_number
 from atoll.rounds.checks import Expected
 from atoll.rounds.codec import codec
 from atoll.rounds.distance import AT_ONCE_S, NEAR_S, good_connections
@@ -23,6 +24,27 @@ AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
 
 
+_KINDS = {
+    "connections": Kind("a whole number from 1, or None for as many as are good", is_count, may_be_none=True),
+    "hold_back": SWITCH,
+    "poll_first_s": SECONDS_ABOVE_0,
+    "poll_cap_s": SECONDS_ABOVE_0,
+    "list_from": COUNT,
+    "turn_s": SECONDS,
+    "patience_s": SECONDS,
+    "claims_age_s": SECONDS,
+    "inline_bytes": INDEX,
+    "latency_s": SECONDS,
+    "bandwidth_bytes_s": Kind("bytes a second, above 0", lambda value: is_number(value) and value > 0),
+    "outlier_factor": Kind(
+        "a number above 1, or None for no limit", lambda value: is_number(value) and value > 1, may_be_none=True
+    ),
+    "init_patience_s": SECONDS,
+    "retry_s": SECONDS,
+}
+
+
+@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class Tuning:
     """Settings of one replica that need not be equal everywhere."""
@@ -129,7 +151,7 @@ class Member:
     def connections(self) -> int:
         """Bulk requests in flight at once."""
         if self.tuning.connections is not None:
-            return max(1, self.tuning.connections)
+            return self.tuning.connections
         return good_connections(min(self.memory.trips, default=AT_ONCE_S), len(self.memory.members))
 
     @property
