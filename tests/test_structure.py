@@ -100,6 +100,7 @@ def modules_after(code: str) -> set[str]:
         "import atoll.replica.shepherd, atoll.replica.worker",
         "import atoll.executors.local.executor",
         "import atoll.cli.main",
+        "import atoll.estimate, atoll.cli.estimating",
     ],
 )
 def test_nothing_heavy_is_loaded(code):

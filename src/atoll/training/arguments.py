@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from atoll import arguments
 from atoll.arguments import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole
 from atoll.context import ReplicaContext
-from atoll.rounds.layout import CHUNK_MULTIPLE
+from atoll.rounds.grid import CHUNK_MULTIPLE
 from atoll.rounds.member import Tuning
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum
