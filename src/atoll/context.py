@@ -142,7 +142,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
         try:
             found[name] = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # torch raises the third for several elements
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # the third is torch's
             problems.append(f"{name}={shown(value)}: a metric is one number")
     if problems:
         raise InvalidSpec("log", problems)

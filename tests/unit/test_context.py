@@ -47,6 +47,7 @@ def test_a_path_object_is_an_address(tmp_path):
         ({"loss": [1.0, 2.0]}, "loss=[1.0, 2.0]: a metric is one number"),
         ({"loss": np.ones(2)}, "loss=ndarray(…): a metric is one number"),
         ({"loss": torch.ones(2)}, "loss=Tensor(…): a metric is one number"),
+        ({"loss": torch.ones(1, device="meta")}, "loss=Tensor(…): a metric is one number"),
         ({"loss": 10**400}, "loss=1000"),
         ({"round_no": "x"}, "round_no='x': a whole number from 0, or None"),
         ({"round_no": -1}, "round_no=-1: a whole number from 0, or None"),
