@@ -110,7 +110,7 @@ def object_problem(found: object, name: str) -> str | None:
 
 
 def _of_callable(function: Callable[..., Any]) -> Entry:
-    if problem := object_problem(function, getattr(function, "__name__", type(function).__name__)):
+    if problem := object_problem(function, getattr(function, "__name__", "entry")):
         raise ValueError(problem)
     if isinstance(function, partial):
         raise ValueError("a `partial` has no name to import it by; give the function, and what it is given as `args`")

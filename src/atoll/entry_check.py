@@ -6,6 +6,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def check(task: Task, root: str) -> list[str]:
     Returns what a person should know before it starts.
     """
     entry = Entry.parse(task.entry)
-    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", root)
+    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root, *sys.path])
     if path is None:
         meant = module_meant(entry.module or "", root)
         raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`{meant}"])
@@ -33,9 +34,25 @@ def check(task: Task, root: str) -> list[str]:
     if not path.endswith(".py"):
         return []
     try:
-        tree = ast.parse(Path(path).read_bytes(), path)
+        return _read(task, entry, path)
     except SyntaxError as exc:
         raise InvalidSpec("task", [f"entry=`{task.entry}`: {path}:{exc.lineno}: {exc.msg}"]) from exc
+
+
+def check_sent(task: Task, root: str) -> list[str]:
+    """The same for code that is sent elsewhere: what is not in `root` may be there, with another Python than ours."""
+    entry = Entry.parse(task.entry)
+    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root])
+    if path is None or not path.endswith(".py") or not os.path.isfile(path):
+        return []
+    with suppress(SyntaxError):
+        return _read(task, entry, path)
+    return []
+
+
+def _read(task: Task, entry: Entry, path: str) -> list[str]:
+    """What is to be known of the source in this file; `InvalidSpec` with every problem."""
+    tree = ast.parse(Path(path).read_bytes(), path)
     if problems := [f"entry=`{task.entry}`: {text}" for text in _problems(tree, entry, task)]:
         raise InvalidSpec("task", problems)
     note = idle_note(tree, task.entry) if entry.function is None else None
@@ -56,9 +73,8 @@ def extra_path(entry: Entry, root: str) -> str | None:
     return os.path.abspath(place)
 
 
-def _find(module: str, root: str) -> str | None:
+def _find(module: str, places: list[str]) -> str | None:
     """The file of a module, found without importing anything."""
-    places: list[str] | None = [root, *sys.path]
     origin = None
     for depth, _ in enumerate(parts := module.split(".")):
         spec = PathFinder.find_spec(".".join(parts[: depth + 1]), places)

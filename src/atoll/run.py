@@ -89,6 +89,8 @@ def prepare(
         notes = entry_check.check(built.task, code.root)
         code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
         built = replace(built, task=replace(built.task, code=code))
+    elif workspace is not None:
+        notes = entry_check.check_sent(built.task, workspace)
     context = RunContext(built.run_id, opened.uri)
     plan = executor.plan(context, built.placement)
     return Draft(built, executor, opened, replace(plan, notes=(*notes, *plan.notes)), bundle)

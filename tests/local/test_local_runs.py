@@ -405,6 +405,15 @@ def test_a_bundle_travels_through_the_store(jobs, store, tmp_path, monkeypatch):
     assert run.result().raise_for_failures().values == ["from the bundle"] * 2
 
 
+def test_an_entry_point_that_cannot_be_in_a_bundle_is_refused_before_it_is_sent(jobs, store, tmp_path):
+    workspace = tmp_path / "elsewhere"
+    workspace.mkdir()
+    (workspace / "main.py").write_text("class Trainer:\n    pass\n")
+    with pytest.raises(InvalidSpec, match="`Trainer` is a class"):
+        atoll.launch("main:Trainer", store=store, workspace=str(workspace))
+    assert not (tmp_path / "store").exists()
+
+
 def test_the_command_line_of_an_image_can_start_a_replica(jobs, store):
     command = [sys.executable, "-m", "atoll.replica", "--rendezvous", store, "--world-size", "2", "--run-id", "img"]
     command += ["--trainer-module", "jobs", "--trainer-fn", "echo", "--trainer-kwargs-json", '{"lr": 0.5}']

@@ -181,7 +181,7 @@ def test_an_object_that_can_be_called_like_a_function_can_be_one(found):
         (functools.partial(plain), "a `partial` has no name to import it by; give the function, and .* as `args`"),
         (Trainer(), "only a plain function can be imported by another process"),
         (functools, "`functools` is a module; name a function of it: `functools:function`"),
-        (7, "`int` is of type `int`"),
+        (7, "`entry` is of type `int`"),
     ],
 )
 def test_an_object_given_to_launch_is_refused_for_the_same_reasons(entry, words):
@@ -233,6 +233,20 @@ def test_a_script_that_never_calls_what_only_a_replica_could_is_let_through_with
     words = "the script never calls `train`; if that is what should run: `script.py:train`"
     assert entry_check.check(Task(script(root, text)), root) == [words]
     assert entry_check.check(Task("script.py:train"), root) == []
+
+
+def test_code_that_is_sent_elsewhere_is_checked_as_far_as_it_is_here(root):
+    for entry, words in (
+        ("job:Thing", "is a class"),
+        ("job.py:trian", "did you mean `train`?"),
+        (script(root, "def go(ctx):\n    pass\n"), "name one: `script.py:go`"),
+    ):
+        with pytest.raises(InvalidSpec) as caught:
+            entry_check.check_sent(Task(entry), root)
+        assert words in caught.value.problems[0]
+    (Path(root) / "newer.py").write_text("type X = int; def train(:\n")
+    for entry in ("job:train", "of_the_image:train", "of_the_image.py", "newer:train", "json:JSONEncoder"):
+        assert entry_check.check_sent(Task(entry), root) == []
 
 
 def test_a_script_that_python_cannot_read_is_refused_where_it_is_wrong(root):
