@@ -2,7 +2,7 @@
 
 All of it interleaved in one run; ratios are what counts. Every result is checked, so a wrong one fails the benchmark.
 
-    python benchmarks/exchange.py [--replicas 2,4,8] [--mib 64,256] [--repeat 5] [--only walls,memory,cpu,latency]
+    python benchmarks/exchange.py [--replicas 2,4,8] [--mib 64,256] [--repeat 9] [--only walls,memory,cpu,latency]
 
 Files, and what the server has, are in a tmpfs with large pages, mounted for this run only; that takes root. New files
 in a tmpfs as it comes, with pages of 4 KiB, have a row of their own.
@@ -115,7 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--replicas", type=_numbers, default=[2, 4, 8])
     parser.add_argument("--mib", type=_numbers, default=[64])
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SECTIONS))
     parser.add_argument(
         "--folder", type=Path, default=Path("/dev/shm"), help="where files are; in memory, or it is slow"

@@ -18,6 +18,7 @@ pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+from wire.fitting import groups, needed_bytes  # noqa: E402
 from wire.report import Row  # noqa: E402
 from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
 from wire.walls import request_bound  # noqa: E402
@@ -32,6 +33,29 @@ def run(tmp_path: Path, *words: str) -> tuple[list[dict[str, object]], str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(report.read_text())["rows"], done.stdout
+
+
+ARMS = ("gloo", "file", "recycled", "wire", "naive")
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "wanted"),
+    [
+        (64, [ARMS]),
+        (32, [("gloo", "file", "recycled", "wire")]),
+        (18, [("gloo", "file"), ("gloo", "recycled"), ("gloo", "wire")]),
+        (8, []),
+    ],
+)
+def test_ways_to_average_share_what_memory_there_is(available_gib, wanted):
+    assert groups(ARMS, 8, GIB // 2, available_gib * GIB) == wanted
+
+
+def test_every_way_to_average_but_gloo_takes_memory():
+    alone = needed_bytes(("gloo",), 4, GIB)
+    for arm in ARMS[1:]:
+        assert needed_bytes(("gloo", arm), 4, GIB) >= alone + 4 * GIB
 
 
 @needs_nginx

@@ -100,6 +100,7 @@ def modules_after(code: str) -> set[str]:
         "import atoll.replica.shepherd, atoll.replica.worker",
         "import atoll.executors.local.executor",
         "import atoll.cli.main",
+        "import atoll.estimate, atoll.cli.estimating",
     ],
 )
 def test_nothing_heavy_is_loaded(code):
@@ -110,8 +111,17 @@ def test_the_public_names_are_exact_and_each_one_loads():
     for name in atoll.__all__:
         assert getattr(atoll, name) is not None
     assert sorted(dir(atoll)) == sorted(atoll.__all__)
-    with pytest.raises(AttributeError, match="no attribute `nope`"):
+    with pytest.raises(AttributeError, match=r"no attribute `nope`$"):
         atoll.nope  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("Diloco", "DiLoCo"), ("LocalSgd", "LocalSGD"), ("lunch", "launch"), ("Replicacontext", "Repl")]
+)
+def test_a_public_name_that_is_misspelt_says_which_one_may_be_meant(name, meant):
+    with pytest.raises(AttributeError, match=f"module `atoll` has no attribute `{name}`, did you mean `{meant}"):
+        getattr(atoll, name)
+    assert not hasattr(atoll, name)
 
 
 def test_public_names_for_type_checkers_are_the_lazy_ones():

@@ -51,7 +51,7 @@ class Arm(Protocol):
         """Leave the mean (or the sum, see `is_sum`) in `seat.out`."""
 
     def tidy(self, round_no: int) -> None:
-        """Remove what the round left; every replica is through it."""
+        """Remove what the round left; every replica is through it, and about to begin the next one."""
 
     def facts(self) -> dict[str, Any]:
         """Counters of the last round."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from wire.arms import can_recycle
+from wire.fitting import groups
 from wire.memory import available_bytes
 from wire.report import Row, median, ratio
 from wire.server import Traffic, WireServer
@@ -25,6 +28,8 @@ NAMES = {
     "small": "file, new files, 4 KiB pages",
     "recycled": "file, recycled files",
     "wire": "HTTP",
+    "naive": "the naive exchange",
+    "gloo": "gloo",
 }
 NAIVE_WALL: dict[int, tuple[float, float]] = {2: (2.5, 3), 4: (2.5, 4), 8: (5, 8)}
 NAIVE_CPU = {2: 4.0, 4: 5.0, 8: 8.0}
@@ -34,16 +39,25 @@ BYTES_MUST = 1.005
 def wall_rows(
     folder: Path, plain: Path | None, server: WireServer | None, replicas: int, mib: int, repeat: int
 ) -> Iterator[Row]:
-    arms = _arms(plain, server, replicas, mib)
     endpoints = {"wire": server.uri("walls")} if server else {}
+    for arms in _groups(plain, server, replicas, mib):
+        with ExitStack() as stack:
+            # Folders of their own: what one group leaves is gone before the next one begins.
+            mine = Path(stack.enter_context(TemporaryDirectory(dir=folder)))
+            small = Path(stack.enter_context(TemporaryDirectory(dir=plain))) if plain else None
+            yield from _rows(Plan(replicas, mib << 18, arms, mine, endpoints, plain=small), server, repeat)
+
+
+def _rows(plan: Plan, server: WireServer | None, repeat: int) -> Iterator[Row]:
+    replicas, mib = plan.replicas, plan.elements >> 18
     # The naive exchange has processes of its own: ours tell the allocator things that would speed it up too.
-    plans = [Plan(replicas, mib << 18, tuple(a for a in arms if a != "naive"), folder, endpoints, plain=plain)]
-    plans += [Plan(replicas, mib << 18, ("naive",), folder, endpoints)] if "naive" in arms else []
+    plans = [replace(plan, arms=tuple(arm for arm in plan.arms if arm != "naive"))]
+    plans += [replace(plan, arms=("naive",))] if "naive" in plan.arms else []
     with ExitStack() as stack:
-        teams = [stack.enter_context(Team(plan)) for plan in plans]
-        seen = alternate({arm: team for each in teams for arm, team in each.warm_up().items()}, repeat)
+        teams = [stack.enter_context(Team(each)) for each in plans]
+        seen = alternate({arm: mine for team in teams for arm, mine in team.warm_up().items()}, repeat)
         at_server: Traffic | None = None
-        if server:
+        if server and "wire" in plan.arms:
             server.traffic()
             seen["wire"].append(teams[0].round("wire"))
             at_server = server.traffic()
@@ -60,19 +74,21 @@ def wall_rows(
         yield from _server_rows(at_server, replicas, mib)
 
 
-def _arms(plain: Path | None, server: WireServer | None, replicas: int, mib: int) -> tuple[str, ...]:
-    arms = ["gloo", "file", *(["small"] if plain else [])]
-    if can_recycle():
-        arms.append("recycled")
-    if server:
-        arms.append("wire")
-        if find_spec("boto3") is None:
-            print("boto3 is not installed, so the naive exchange is left out", flush=True)
-        elif available_bytes() > (replicas * (4 + 5) + 3 * (replicas + 1)) * (mib << 20):
-            arms.append("naive")
-        else:
-            print(f"N={replicas} {mib} MiB: the naive exchange does not fit in memory, left out", flush=True)
-    return tuple(arms)
+def _groups(plain: Path | None, server: WireServer | None, replicas: int, mib: int) -> list[tuple[str, ...]]:
+    """The ways to average that are compared side by side."""
+    arms = ["gloo", "file", *(["small"] if plain else []), *(["recycled"] if can_recycle() else [])]
+    arms += ["wire"] if server else []
+    if server and find_spec("boto3") is None:
+        print("boto3 is not installed, so the naive exchange is left out", flush=True)
+    elif server:
+        arms.append("naive")
+    found = groups(tuple(arms), replicas, mib << 20, available_bytes())
+    for arm in arms:
+        if not any(arm in group for group in found):
+            print(f"N={replicas} {mib} MiB: {NAMES[arm]} does not fit in memory, left out", flush=True)
+    if len(found) > 1:
+        print(f"N={replicas} {mib} MiB: not all fit in memory, so each is compared with gloo alone", flush=True)
+    return found
 
 
 def _against(

@@ -71,7 +71,7 @@ __all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 def __getattr__(name: str) -> typing.Any:
     if name not in _HOMES:
-        raise AttributeError(f"module `atoll` has no attribute `{name}`")
+        raise AttributeError(_unknown(name))
     from importlib import import_module
 
     try:
@@ -82,6 +82,15 @@ def __getattr__(name: str) -> typing.Any:
         from atoll.errors import MissingExtra
 
         raise MissingExtra(exc.name, extra="train") from exc
+
+
+def _unknown(name: str) -> str:
+    words = f"module `atoll` has no attribute `{name}`"
+    if name.startswith("_"):  # asked for by tools, which look whether it is there
+        return words
+    from atoll.errors import did_you_mean
+
+    return words + did_you_mean(name, sorted(_HOMES))
 
 
 def __dir__() -> list[str]:

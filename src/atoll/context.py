@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import ConfigError
+from atoll.arguments import COUNT, INDEX, Kind, a, checked_fields, plain, shown
+from atoll.errors import ConfigError, InvalidSpec
+from atoll.names import ID_RULE, run_id_problem
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store
@@ -54,6 +56,20 @@ def rank_environment(rank: int, rank_env: str = RANK) -> dict[str, str]:
     return {RANK: str(rank), rank_env: str(rank)}
 
 
+_KINDS = {
+    "run_id": Kind(ID_RULE, lambda value: run_id_problem(value) is None),
+    "rank": INDEX,
+    "world_size": COUNT,
+    "store_uri": Kind(
+        "an address or a path of a store", lambda value: bool(value) and isinstance(value, str | os.PathLike)
+    ),
+    "attempt": INDEX,
+    "args": Kind("a mapping of names to values", a(Mapping)),
+    "spool": Kind("a folder, or None", a(str), may_be_none=True),
+}
+
+
+@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class ReplicaContext:
     """What a replica knows about itself. Your function gets it as its first argument, `ctx`."""
@@ -65,6 +81,15 @@ class ReplicaContext:
     attempt: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)
     spool: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world_size:
+            rule = f"below world_size={self.world_size}, for ranks count from 0"
+            raise InvalidSpec("ReplicaContext", [f"rank={self.rank}: {rule}"])
+        if isinstance(self.store_uri, os.PathLike):
+            from atoll.registry import store_uri
+
+            object.__setattr__(self, "store_uri", store_uri(self.store_uri))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], args: Mapping[str, Any] | None = None) -> ReplicaContext:
@@ -101,14 +126,34 @@ class ReplicaContext:
 
     def log(self, *, round_no: int | None = None, **metrics: float) -> None:
         """Say how it is going: shown by `atoll status`, `top` and the live table. Cheap; call it at every step."""
+        record = {"round_no": _round(round_no), "metrics": numbers(metrics)}
         if self.spool is None:
             return
-        record = {"round_no": round_no, "metrics": {name: float(value) for name, value in metrics.items()}}
         path = os.path.join(self.spool, "progress.json")
         fresh = f"{path}.{os.getpid()}.{get_ident()}"  # threads and forked workers may speak at the same time
         with open(fresh, "w") as file:
             json.dump(record, file)
         os.replace(fresh, path)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as floats; `InvalidSpec` names every one that is no number."""
+    found, problems = {}, []
+    for name, value in metrics.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # the third is torch's
+            problems.append(f"{name}={shown(value)}: a metric is one number")
+    if problems:
+        raise InvalidSpec("log", problems)
+    return found
+
+
+def _round(given: Any) -> int | None:
+    round_no = plain(given)
+    if round_no is not None and not INDEX.fits(round_no):
+        raise InvalidSpec("log", [f"round_no={shown(given)}: a whole number from 0, or None"])
+    return round_no  # type: ignore[no-any-return]
 
 
 def current() -> ReplicaContext:

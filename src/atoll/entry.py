@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 _is_loading = False
@@ -77,7 +78,42 @@ def is_loading() -> bool:
     return _is_loading
 
 
+def unfit(name: str, kind: str, module: str = "") -> str:
+    """Why what is called `name` cannot be an entry point, being a `class`, `async`, … or something of that type."""
+    match kind:
+        case "class":
+            return f"`{name}` is a class; an entry point is a function: define one that makes and uses `{name}(…)`"
+        case "async":
+            return f"`{name}` is `async`; an entry point is a plain function: define one with `asyncio.run({name}(…))`"
+        case "generator function":
+            return f"`{name}` has a `yield`, so a call of it runs nothing; an entry point returns its result"
+        case "module":
+            return f"`{name}` is a module; name a function of it: `{module or name}:function`"
+        case _:
+            return f"`{name}` is of type `{kind}`; an entry point is a function"
+
+
+def object_problem(found: object, name: str) -> str | None:
+    """Why this object cannot be an entry point; None if it can. What can be called as a function can be one."""
+    import inspect
+
+    if isinstance(found, type):
+        return unfit(name, "class")
+    if inspect.ismodule(found):
+        return unfit(name, "module", found.__name__)
+    if not callable(found):
+        return unfit(name, type(found).__name__)
+    called = (found, type(found).__call__)
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
+        return unfit(name, "async")
+    return unfit(name, "generator function") if any(map(inspect.isgeneratorfunction, called)) else None
+
+
 def _of_callable(function: Callable[..., Any]) -> Entry:
+    if problem := object_problem(function, getattr(function, "__name__", "entry")):
+        raise ValueError(problem)
+    if isinstance(function, partial):
+        raise ValueError("a `partial` has no name to import it by; give the function, and what it is given as `args`")
     name = getattr(function, "__qualname__", None)
     module_name = getattr(function, "__module__", None)
     if name is None or module_name is None or hasattr(function, "__self__"):

@@ -6,34 +6,57 @@ import ast
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from atoll.entry import Entry
+from atoll.entry_names import kind_problem, meaning
 from atoll.entry_nearby import module_meant, script_meant
+from atoll.entry_script import idle_note, idle_problem, takes_context
 from atoll.entry_types import type_problem
 from atoll.errors import InvalidSpec, did_you_mean
 from atoll.spec import Task
 
 
-def check(task: Task, root: str) -> None:
-    """Raise `InvalidSpec` if the entry point cannot be there, or its arguments cannot fit. Silent when unsure."""
+def check(task: Task, root: str) -> list[str]:
+    """Raise `InvalidSpec` if the entry point cannot be there, or its arguments cannot fit. Silent when unsure.
+
+    Returns what a person should know before it starts.
+    """
     entry = Entry.parse(task.entry)
-    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", root)
+    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root, *sys.path])
     if path is None:
         meant = module_meant(entry.module or "", root)
         raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`{meant}"])
     if not os.path.isfile(path):
         raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`{script_meant(path)}"])
-    if entry.function is None or not path.endswith(".py"):
-        return
+    if not path.endswith(".py"):
+        return []
     try:
-        tree = ast.parse(Path(path).read_bytes(), path)
+        return _read(task, entry, path)
     except SyntaxError as exc:
         raise InvalidSpec("task", [f"entry=`{task.entry}`: {path}:{exc.lineno}: {exc.msg}"]) from exc
-    problems = [f"entry=`{task.entry}`: {text}" for text in _problems(tree, entry.function, task)]
-    if problems:
+
+
+def check_sent(task: Task, root: str) -> list[str]:
+    """The same for code that is sent elsewhere: what is not in `root` may be there, with another Python than ours."""
+    entry = Entry.parse(task.entry)
+    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root])
+    if path is None or not path.endswith(".py") or not os.path.isfile(path):
+        return []
+    with suppress(SyntaxError):
+        return _read(task, entry, path)
+    return []
+
+
+def _read(task: Task, entry: Entry, path: str) -> list[str]:
+    """What is to be known of the source in this file; `InvalidSpec` with every problem."""
+    tree = ast.parse(Path(path).read_bytes(), path)
+    if problems := [f"entry=`{task.entry}`: {text}" for text in _problems(tree, entry, task)]:
         raise InvalidSpec("task", problems)
+    note = idle_note(tree, task.entry) if entry.function is None else None
+    return [note] if note else []
 
 
 def extra_path(entry: Entry, root: str) -> str | None:
@@ -50,9 +73,8 @@ def extra_path(entry: Entry, root: str) -> str | None:
     return os.path.abspath(place)
 
 
-def _find(module: str, root: str) -> str | None:
+def _find(module: str, places: list[str]) -> str | None:
     """The file of a module, found without importing anything."""
-    places: list[str] | None = [root, *sys.path]
     origin = None
     for depth, _ in enumerate(parts := module.split(".")):
         spec = PathFinder.find_spec(".".join(parts[: depth + 1]), places)
@@ -62,12 +84,17 @@ def _find(module: str, root: str) -> str | None:
     return origin
 
 
-def _problems(tree: ast.Module, function: str, task: Task) -> Iterator[str]:
-    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if function in defined:
-        if not any(_gives(node, function) for node in tree.body if not isinstance(node, ast.FunctionDef)):
-            yield from _argument_problems(defined[function], task)
-    elif not _may_define(tree, function):
+def _problems(tree: ast.Module, entry: Entry, task: Task) -> Iterator[str]:
+    if (function := entry.function) is None:
+        yield from filter(None, [idle_problem(tree, task.entry)])
+        return
+    node = meaning(tree, function)
+    if problem := kind_problem(node, function):
+        yield problem
+    elif isinstance(node, ast.FunctionDef):
+        yield from _argument_problems(node, task)
+    elif node is None and not _may_define(tree, function):
+        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         yield f"no function `{function}` there{did_you_mean(function, [*defined, *_imported(tree)])}"
 
 
@@ -93,25 +120,12 @@ def _names(node: ast.AST, name: str) -> bool:
     return getattr(node, "name", None) == name
 
 
-def _gives(node: ast.AST, name: str) -> bool:
-    """Whether the name may mean something else after this, such as a wrapped function. Methods are not meant."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return node.name == name
-        case ast.Name():
-            return node.id == name and isinstance(node.ctx, ast.Store)
-        case ast.alias():
-            return name == (node.asname or node.name)
-        case _:
-            return any(_gives(inner, name) for inner in ast.iter_child_nodes(node))
-
-
 def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
     if function.decorator_list:
         return  # a decorator may change the signature
     spec = function.args
     named = [a.arg for a in spec.posonlyargs + spec.args]
-    context = named[:1] if named and named[0] not in task.args and _may_be_context(spec) else []
+    context = named[:1] if named and named[0] not in task.args and takes_context(spec) else []
     accepted = set(named[len(context) :]) | {a.arg for a in spec.kwonlyargs}
     if spec.kwarg is None:
         for name in task.args:
@@ -139,9 +153,3 @@ def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:
     found = dict(zip(positional[len(positional) - len(spec.defaults) :], spec.defaults, strict=True))
     keyword = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
     return found | {a.arg: default for a, default in keyword if default is not None}
-
-
-def _may_be_context(spec: ast.arguments) -> bool:
-    first = (spec.posonlyargs + spec.args)[0]
-    annotation = ast.unparse(first.annotation) if first.annotation else ""
-    return first.arg in ("ctx", "context") or annotation.strip("'\"").endswith("ReplicaContext")

@@ -17,9 +17,9 @@ from typing import Any
 
 from atoll.errors import InvalidSpec
 from atoll.prices import AS_OF, SERVICES, Prices
-from atoll.rounds.codec import codec, recommended_mean
-from atoll.rounds.layout import CHUNK_MULTIPLE, Grid, default_chunk
-from atoll.rounds.member import Tuning
+from atoll.rounds import codec_sizes
+from atoll.rounds.grid import CHUNK_MULTIPLE, Grid, default_chunk
+from atoll.rounds.tuning import Tuning
 
 MODES = ("auto", "whole", "scatter")
 CONNECTION_BYTES_S = 100e6
@@ -56,8 +56,8 @@ class Setting:
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
             raise InvalidSpec("estimate", problems)
-        codec(self.codec)
-        codec(self.means)
+        codec_sizes.check_name(self.codec)
+        codec_sizes.check_name(self.means)
 
     @property
     def effective_bytes_s(self) -> float:
@@ -68,7 +68,7 @@ class Setting:
     @property
     def means(self) -> str:
         """The codec of published means: as chosen, or as training chooses."""
-        return self.mean_codec or recommended_mean(self.codec)
+        return self.mean_codec or codec_sizes.recommended_mean(self.codec)
 
     @cached_property
     def grid(self) -> Grid:
@@ -228,8 +228,8 @@ def encoded_bytes(grid: Grid, name: str) -> int:
     """What a vector takes in a codec, chunk by chunk."""
     if not len(grid):
         return 0
-    how = codec(name)
-    return how.encoded_bytes(grid.chunk) * (len(grid) - 1) + how.encoded_bytes(grid.count(len(grid) - 1))
+    whole, last = (codec_sizes.encoded_bytes(name, count) for count in (grid.chunk, grid.count(len(grid) - 1)))
+    return whole * (len(grid) - 1) + last
 
 
 def _notes(setting: Setting, exchange: Exchange, pace: Pace) -> Iterator[str]:

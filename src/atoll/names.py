@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_ID_RULE = "1 to 128 printable characters without `/`, and not `.` or `..`"
+ID_RULE = "1 to 128 printable characters without `/`, and not `.` or `..`"
 _WORDS = [
     "amber",
     "basalt",
@@ -55,9 +55,9 @@ def new_run_id() -> str:
 def run_id_problem(run_id: object) -> str | None:
     """What is wrong with `run_id`, or None."""
     if not isinstance(run_id, str) or not 0 < len(run_id) <= 128:
-        return f"a run id is {_ID_RULE}"
+        return f"a run id is {ID_RULE}"
     if run_id in (".", "..") or "/" in run_id or "\\" in run_id or not run_id.isprintable() or run_id != run_id.strip():
-        return f"a run id is {_ID_RULE}, with no space at either end"
+        return f"a run id is {ID_RULE}, with no space at either end"
     return None
 
 

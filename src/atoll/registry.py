@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atoll.arguments import call_problems
+from atoll.arguments import call_problems, shown
 from atoll.errors import ConfigError, UnknownName
 from atoll.installing import install_command
 
@@ -41,6 +42,9 @@ STORES: dict[str, Row] = {
 ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")
 """For a scheme that nobody has claimed, if fsspec knows it."""
 
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.S)
+"""What becomes of an address in a `Path`: `s3:/bucket`."""
+
 
 def executor(name: str, **settings: Any) -> Executor:
     """The executor called `name`, built with `settings`; did-you-mean on a name or setting that does not exist."""
@@ -53,17 +57,22 @@ def executor(name: str, **settings: Any) -> Executor:
         raise ConfigError(f"settings of executor `{name}`: {'; '.join(problems) or exc}") from exc
 
 
-def open_store(uri: str, **options: Any) -> Store:
+def open_store(uri: str | os.PathLike[str], **options: Any) -> Store:
     """The store at `uri`: `memory://name`, `file:///path`, a plain path, `s3://bucket/prefix`, …"""
-    uri = store_uri(uri)
-    adapter = load("store", uri.partition("://")[0])
-    return adapter.from_uri(uri, **options)  # type: ignore[no-any-return]
+    address = store_uri(uri)
+    adapter = load("store", address.partition("://")[0])
+    return adapter.from_uri(address, **options)  # type: ignore[no-any-return]
 
 
-def store_uri(text: str) -> str:
-    """`text` as a full URI: a path without a scheme is a folder here."""
+def store_uri(given: str | os.PathLike[str]) -> str:
+    """What is given as a full URI: a path without a scheme is a folder here."""
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not text or not isinstance(text, str):
-        raise ConfigError("a store is a URI or a path, such as `./runs` or `s3://bucket/prefix`")
+        rule = "a URI or a path, such as `./runs` or `s3://bucket/prefix`"
+        raise ConfigError(f"a store is {rule}, not {shown(given)}")
+    if text is not given and (mistaken := _ADDRESS.match(text)):
+        meant = f"{mistaken[1]}://{mistaken[2]}"
+        raise ConfigError(f"store `{text}`: a `Path` cannot hold an address", hint=f"give it as text: '{meant}'")
     if "://" in text:
         return text.rstrip("/") if not text.endswith("://") else text
     from urllib.parse import quote

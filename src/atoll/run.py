@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,7 @@ def launch(
     *,
     replicas: int = 1,
     on: str | Executor = "local",
-    store: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     args: Mapping[str, Any] | None = None,
     argv: Sequence[str] = (),
     run_id: str | None = None,
@@ -68,7 +69,7 @@ def prepare(
     entry: str | Callable[..., Any],
     *,
     on: str | Executor = "local",
-    store: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     workspace: str | None = None,
     settings: Mapping[str, Any] | None = None,
     **spec: Any,
@@ -91,21 +92,20 @@ def prepare(
     code, bundle = found or (Code.image(), None)
     built = problems.trying(lambda: RunSpec.build(entry, code=code, **spec))
     task = built.task if built is not None else task_alone(entry, code, spec)
-    if task is not None:
-        problems.trying(lambda: check_entry(task))
+    notes = problems.trying(lambda: check_entry(task, workspace)) if task is not None else None
     plan = None
     if executor is not None and built is not None:
-        context = RunContext(built.run_id, opened.uri if opened is not None else uri)
+        context = RunContext(built.run_id, opened.uri if opened is not None else str(uri))
         plan = problems.trying(lambda: executor.plan(context, built.placement))
     problems.raise_any(f"run `{spec['run_id']}`" if spec.get("run_id") else "this run")
     assert executor is not None
     assert opened is not None
     assert built is not None
     assert plan is not None
-    return Draft(with_path(built), executor, opened, plan, bundle)
+    return Draft(with_path(built), executor, opened, replace(plan, notes=(*(notes or ()), *plan.notes)), bundle)
 
 
-def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | None = None) -> Run:
+def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:
     """The run with this id or handle, from any process.
 
     An id is looked up in `store`, or in the local index; a handle also at the backend it names.
@@ -126,7 +126,9 @@ def attach(run: str, *, store: str | None = None, settings: Mapping[str, Any] | 
     return Run(RunSpec.from_json(record["spec"]), executor, opened, found)
 
 
-def _origin(handle: RunHandle, store: str | None, settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _origin(
+    handle: RunHandle, store: str | os.PathLike[str] | None, settings: Mapping[str, Any]
+) -> tuple[str | None, str | os.PathLike[str] | None]:
     """Run id and store of a handle: the backend may know them, else a given store is searched."""
     executor = registry.executor(handle.executor, **settings)
     context = executor.origin(handle) if isinstance(executor, Originator) else None

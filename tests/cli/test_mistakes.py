@@ -42,6 +42,8 @@ def plugins(cli, tmp_path: Path) -> None:
         (["run"], "what should run?", "atoll run module:function"),
         (["run", "job:ko"], "did you mean `ok`?", None),
         (["run", "jbo:ok"], "did you mean `job`?", None),
+        (["run", "job:sys"], "`sys` is a module; name a function of it: `sys:function`", None),
+        (["run", "job.py"], "only defines functions, so it would do nothing; name one: `job.py:ok` or `job.py:", None),
         (["run", "wrods.py"], "did you mean `words.py`?", None),
         (["run", "job:ok", "--arg", "stepz=1"], "`ok` takes no argument `stepz`, did you mean `steps`?", None),
         (

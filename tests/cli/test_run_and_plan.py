@@ -19,6 +19,13 @@ def test_run_waits_shows_progress_on_stderr_and_results_on_stdout(cli):
     assert "\x1b" not in done.stderr
 
 
+def test_a_script_that_never_calls_what_only_a_replica_could_gets_a_note(cli):
+    (cli.folder / "forgetful.py").write_text("print('hello')\ndef train(ctx):\n    return 1\n")
+    done = cli("run", "forgetful.py")
+    assert done.code == 0, done.stderr
+    assert "note: the script never calls `train`; if that is what should run: `forgetful.py:train`" in done.stderr
+
+
 def test_run_that_fails_is_code_1_with_the_remote_traceback(cli):
     done = cli("run", "job:bad", "-n", 2)
     assert done.code == 1

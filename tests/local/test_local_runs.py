@@ -241,6 +241,47 @@ def test_fail_fast_stops_the_others(jobs, store):
     assert [r.state for r in status.replicas] == [ReplicaState.CANCELLED, ReplicaState.FAILED, ReplicaState.CANCELLED]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Trainer", "`Trainer` is a class; an entry point is a function"),
+        ("coroutine", "`coroutine` is `async`"),
+        ("RATE", "`RATE` is of type `float`"),
+        ("quick", "arguments do not fit `partial(ctx, *, lr=2)`"),
+    ],
+)
+def test_a_replica_refuses_what_could_not_be_seen_before(jobs, store, name, words):
+    (jobs / "elsewhere.py").write_text(
+        "from functools import partial\nRATE = 0.1\nclass Trainer:\n    pass\nasync def coroutine(ctx):\n    pass\n"
+        "def train(ctx, lr):\n    return lr\nquick = partial(train, lr=2)\n"
+    )
+    (jobs / "given.py").write_text("from elsewhere import *\n")
+    args = {"rate": 1} if name == "quick" else {}
+    run = atoll.launch(f"given:{name}", store=store, args=args)
+    (replica,) = run.wait(LIMIT_S).replicas
+    assert (replica.state, replica.exit_code) == (ReplicaState.FAILED, 2)
+    assert words in replica.message
+
+
+def test_objects_that_can_be_called_are_functions_by_name(jobs, store):
+    (jobs / "given.py").write_text(
+        "from functools import partial\ndef train(ctx, lr):\n    return lr\nquick = partial(train, lr=2)\n"
+        "class Trainer:\n    def __call__(self, ctx):\n        return ctx.rank\ntrainer = Trainer()\n"
+    )
+    for name, value in (("quick", 2), ("trainer", 0)):
+        run = atoll.launch(f"given:{name}", store=store)
+        run.wait(LIMIT_S)
+        assert run.result().raise_for_failures().values == [value]
+
+
+def test_a_store_may_be_a_path_object(jobs, tmp_path):
+    run = atoll.launch("jobs:echo", store=tmp_path / "my runs")
+    run.wait(LIMIT_S)
+    again = atoll.attach(run.id, store=tmp_path / "my runs")
+    assert again.result().raise_for_failures().values == run.result().values
+    assert again.store.uri == (tmp_path / "my runs").as_uri()
+
+
 def test_the_same_id_and_content_is_the_same_run(jobs, store, tmp_path):
     (tmp_path / "starts").mkdir()
     args = {"folder": str(tmp_path / "starts")}
@@ -362,6 +403,15 @@ def test_a_bundle_travels_through_the_store(jobs, store, tmp_path, monkeypatch):
     (workspace / "helper.py").unlink()
     run.wait(LIMIT_S)
     assert run.result().raise_for_failures().values == ["from the bundle"] * 2
+
+
+def test_an_entry_point_that_cannot_be_in_a_bundle_is_refused_before_it_is_sent(jobs, store, tmp_path):
+    workspace = tmp_path / "elsewhere"
+    workspace.mkdir()
+    (workspace / "main.py").write_text("class Trainer:\n    pass\n")
+    with pytest.raises(InvalidSpec, match="`Trainer` is a class"):
+        atoll.launch("main:Trainer", store=store, workspace=str(workspace))
+    assert not (tmp_path / "store").exists()
 
 
 def test_the_command_line_of_an_image_can_start_a_replica(jobs, store):

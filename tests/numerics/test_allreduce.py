@@ -204,6 +204,11 @@ def test_one_rank_alone_asks_nothing_of_the_store():
     assert list(store.list()) == []
 
 
+def test_a_path_object_names_a_folder(tmp_path):
+    with ObjectStoreAllReduce(tmp_path, 0, 1) as alone:
+        assert alone.uri == tmp_path.as_uri()
+
+
 def test_a_url_names_the_store(tmp_path):
     def body(ar):
         assert ar.uri == tmp_path.as_uri()

@@ -62,6 +62,43 @@ def test_an_argument_that_is_something_else_is_named(options, words):
     assert not list(ctx.store.list(""))
 
 
+@pytest.mark.parametrize(
+    ("given", "named", "words"),
+    [
+        ([[]], {"rounds": 0}, "rounds=0: a whole number from 1"),
+        ([[]], {"rounds": 2.0}, "rounds=2.0: a whole number from 1"),
+        ([[]], {"rounds": True}, "rounds=True: a whole number from 1"),
+        ([[]], {}, "rounds: missing"),
+        ([[]], {"round": 3, "rounds": 3}, "round: there is no such argument, did you mean `rounds`?"),
+        ([100], {"rounds": 3}, "batches=100: something to iterate over, such as a DataLoader"),
+        ([[]], {"rounds": 3, "weigh": 2}, "weigh=2: a function of a batch"),
+    ],
+)
+def test_steps_names_what_is_wrong_before_the_first_batch(given, named, words):
+    with atoll.DiLoCo(*toy(), inner_steps=1) as outer:
+        refused = refusal(*given, make=outer.steps, **named)
+    assert refused.problems == (words,)
+    assert refused.message.startswith("DiLoCo.steps is not valid: 1 problem\n")
+
+
+def test_steps_takes_numbers_of_numpy():
+    model, inner, ctx = toy()
+    with atoll.DiLoCo(model, inner, ctx, inner_steps=1) as outer:
+        for batch in outer.steps([torch.ones(3, 8)], rounds=np.int64(2)):
+            model(batch).sum().backward()
+            inner.step()
+        assert outer.round == 2
+
+
+def test_a_metric_that_is_no_number_is_named():
+    with atoll.DiLoCo(*toy(), inner_steps=1) as outer:
+        refused = refusal(make=outer.log, loss="x", accuracy=[0.5, 0.25], steps=3)
+        assert refused.problems == ("loss='x': a metric is one number", "accuracy=[0.5, 0.25]: a metric is one number")
+        (problem,) = refusal(make=outer.log, round_no=1).problems
+        assert problem.startswith("round_no: a name that is taken")
+        outer.log(loss=torch.tensor(0.5), accuracy=np.float32(0.25))
+
+
 def test_a_name_that_is_like_none_is_told_which_there_are():
     (problem,) = refusal(*toy(), warmup=5).problems
     assert problem.startswith("warmup: there is no such argument; there are `model`, `inner_optimizer`, `ctx`, ")

@@ -14,8 +14,8 @@ from rounds_toy import FAST, Toy, commits, fault_free, update_of
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.chunks import MeanName
+from atoll.rounds.grid import Grid
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Grid
 from atoll.rounds.offers import Offer
 from atoll.rounds.ops import Create, Get, Op
 from atoll.rounds.party import Party

@@ -6,8 +6,8 @@ from test_rounds_client import LAYOUT, train
 
 from atoll.errors import RoundError, RunNotFound
 from atoll.rounds.chunks import MeanName
+from atoll.rounds.grid import Grid
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Grid
 from atoll.rounds.party import Party
 from atoll.rounds.records import Commit
 from atoll.rounds.verify import verify

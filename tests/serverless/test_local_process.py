@@ -51,6 +51,12 @@ def test_a_callable_runs_and_its_results_are_in_rank_order(executor):
     ]
 
 
+def test_the_store_may_be_a_path_object(jobs, tmp_path):
+    (handle,) = (executor := LocalProcessExecutor(store=tmp_path / "runs")).launch_replicas(1, "jobs:echo")
+    assert executor.collect([handle], timeout=LIMIT_S)[0]["status"] == "succeeded"
+    assert handle.metadata["store"] == (tmp_path / "runs").as_uri()
+
+
 @pytest.mark.parametrize("path", ["jobs:echo", "jobs.echo"])
 def test_an_import_path_runs(executor, jobs, path):
     rows = executor.collect(executor.launch_replicas(1, path, {"x": [1, {"y": "é"}]}), timeout=LIMIT_S)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
+import torch
 
 from atoll.context import ReplicaContext, RunContext, rank_environment
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, InvalidSpec
 
 
 def test_what_the_launcher_writes_the_replica_reads():
@@ -28,6 +32,41 @@ def test_a_rank_beyond_the_world_is_refused():
     environ = {"REPLICA_RANK": "4", "WORLD_SIZE": "4", "ATOLL_RUN_ID": "r", "RENDEZVOUS_URI": "file:///x"}
     with pytest.raises(ConfigError, match="not below"):
         ReplicaContext.from_environment(environ)
+
+
+def test_a_path_object_is_an_address(tmp_path):
+    context = ReplicaContext("r", 0, 1, tmp_path)  # type: ignore[arg-type]
+    assert context.store_uri == context.store.uri == tmp_path.as_uri()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"loss": "x"}, "loss='x': a metric is one number"),
+        ({"loss": None}, "loss=None: a metric is one number"),
+        ({"loss": [1.0, 2.0]}, "loss=[1.0, 2.0]: a metric is one number"),
+        ({"loss": np.ones(2)}, "loss=ndarray(…): a metric is one number"),
+        ({"loss": torch.ones(2)}, "loss=Tensor(…): a metric is one number"),
+        ({"loss": torch.ones(1, device="meta")}, "loss=Tensor(…): a metric is one number"),
+        ({"loss": 10**400}, "loss=1000"),
+        ({"round_no": "x"}, "round_no='x': a whole number from 0, or None"),
+        ({"round_no": -1}, "round_no=-1: a whole number from 0, or None"),
+    ],
+)
+@pytest.mark.parametrize("is_run", [True, False])
+def test_a_metric_that_is_no_number_is_named(tmp_path, metrics, words, is_run):
+    context = ReplicaContext("r", 0, 1, "memory://x", spool=str(tmp_path) if is_run else None)
+    with pytest.raises(InvalidSpec) as caught:
+        context.log(**metrics)
+    assert caught.value.problems[0].startswith(words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_and_torch_are_logged_as_numbers(tmp_path):
+    context = ReplicaContext("r", 0, 1, "memory://x", spool=str(tmp_path))
+    context.log(round_no=np.int64(3), loss=torch.tensor(0.5), norm=np.float32(2.0), share=torch.ones(1))  # type: ignore[arg-type]
+    told = json.loads((tmp_path / "progress.json").read_text())
+    assert told == {"round_no": 3, "metrics": {"loss": 0.5, "norm": 2.0, "share": 1.0}}
 
 
 def test_log_outside_a_run_is_quiet():

@@ -81,6 +81,16 @@ def test_a_copy_of_the_clone_one_stands_in_is_extended_from_here(tmp_path, monke
     assert installing.requirement(module, "[train]") == "'.[train]'"
 
 
+def test_an_estimate_needs_no_more_than_the_core() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('numpy', 'torch', 'xxhash', 'obstore', 'fsspec')))\n"
+        "from atoll.cli.main import main; sys.exit(main(['estimate', '--params', '8B', '-n', '16', '--codec', 'int4']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("8B parameters as int4 (means: int8), 16 replicas")
+
+
 @pytest.mark.parametrize("package", ["numpy", "torch", "xxhash"])
 def test_a_name_that_needs_training_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import atoll; atoll.DiLoCo"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -35,6 +35,25 @@ def test_a_path_is_a_folder_here(tmp_path, monkeypatch):
     assert registry.store_uri("x").startswith("file:///")
     with pytest.raises(ConfigError):
         registry.open_store("")
+
+
+def test_a_path_object_is_the_folder_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("a b"), tmp_path / "a b", PurePosixPath("./a b")):
+        assert registry.store_uri(path) == f"file://{tmp_path}/a%20b"
+        assert registry.open_store(path).uri == registry.open_store(str(path)).uri
+
+
+def test_an_address_in_a_path_object_is_refused_and_written_as_it_was_meant():
+    with pytest.raises(ConfigError, match="store `s3:/bucket/runs`: a `Path` cannot hold an address") as caught:
+        registry.open_store(Path("s3://bucket/runs"))
+    assert caught.value.hint == "give it as text: 's3://bucket/runs'"
+
+
+@pytest.mark.parametrize(("given", "said"), [(None, "None"), ("", "''"), (7, "7"), (b"runs", r"bytes\(…\)")])
+def test_what_is_no_address_is_named(given, said):
+    with pytest.raises(ConfigError, match=rf"a store is a URI or a path, .*, not {said}$"):
+        registry.open_store(given)
 
 
 def test_options_behind_a_path_are_refused_with_the_uri_that_takes_them(tmp_path, monkeypatch):

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.errors import CorruptUpdate, UnknownName
-from atoll.rounds.codec import codec, codec_names, recommended_mean
+from atoll.rounds.codec import codec, codec_names
 from atoll.rounds.codec_bf16 import from_bf16_bits, to_bf16_bits
+from atoll.rounds.codec_sizes import encoded_bytes, recommended_mean
 
 pytestmark = pytest.mark.usefixtures("each_kernel")
 
@@ -27,6 +28,12 @@ def test_what_comes_back_is_within_the_stated_bound(name: str, values: np.ndarra
     back = how.decode(payload, values.size)
     assert back.dtype == np.float32
     assert np.all(np.abs(back.astype(np.float64) - values) <= how.error_bound(values))
+
+
+@pytest.mark.parametrize("name", codec_names())
+@given(count=st.integers(0, 10**12))
+def test_planning_counts_the_bytes_that_the_codec_writes(name: str, count: int) -> None:
+    assert encoded_bytes(name, count) == codec(name).encoded_bytes(count)
 
 
 @pytest.mark.parametrize("name", codec_names())

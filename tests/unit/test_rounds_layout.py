@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import CorruptUpdate, InvalidSpec
-from atoll.rounds.layout import Grid, Layout, default_chunk, numpy_dtype
+from atoll.rounds.grid import Grid, default_chunk
+from atoll.rounds.layout import Layout, numpy_dtype
 from atoll.rounds.vectors import Parts
 
 LAYOUT = Layout.of([("w", [3, 4], "float32"), ("b", [], "bfloat16"), ("e", [0, 2], "float16")])

@@ -67,7 +67,7 @@ def test_the_adaptive_grace_is_the_median_plus_deviations_and_never_over_the_cap
 def test_a_commit_is_of_what_arrived_and_of_enough_of_it(
     members, arrived, rejected, left, elapsed, least, grace_s
 ) -> None:
-    policy = Quorum(least, grace_s=grace_s, deadline_s=500.0)
+    policy = Quorum(least, grace_s=min(grace_s, 500.0), deadline_s=500.0)
     seen = dict.fromkeys(arrived - rejected, 0.0)
     made = decide(policy, members=members, arrived=seen, elapsed_s=elapsed, rejected=rejected, left=left)
     if isinstance(made, Commit):

@@ -8,7 +8,8 @@ import pytest
 
 from atoll.errors import CorruptUpdate, InternalError
 from atoll.rounds.chunks import MeanName, open_chunk, seal_chunk, update_header
-from atoll.rounds.layout import Grid, Layout
+from atoll.rounds.grid import Grid
+from atoll.rounds.layout import Layout
 from atoll.rounds.offers import Offer
 from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Rejection, Snapshot
 from atoll.rounds.seal import ALIGNMENT, MAX_HEADER_BYTES, checksum, open_frame, open_record, seal_frame, seal_record

@@ -135,7 +135,7 @@ class Holder:
     ("entry", "reason"),
     [
         (lambda: 1, "lambda"),
-        (functools.partial(module_level, 1), "plain function"),
+        (functools.partial(module_level, 1), "no name to import it by"),
         (Holder().method, "plain function"),
         (Holder.method, "inside a function or class"),
         ("module", "which function"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.context import ReplicaContext
-from atoll.entry import Entry, loading, playing
+from atoll.entry import Entry, loading, object_problem, playing
 from atoll.errors import AtollError, ConfigError, CorruptUpdate, QuorumLost, StoreUnavailable
 from atoll.replica.spool import Attempt, Spool, write_at_any_price
 from atoll.rounds.keys import RunKeys
@@ -121,12 +121,15 @@ def _function_of_script(path: str, function: str) -> Callable[..., Any]:
 
 
 def _attribute(module: Any, entry: Entry) -> Callable[..., Any]:
-    found = getattr(module, entry.function or "", None)
-    if not callable(found):
+    where, name = entry.module or entry.script, entry.function or ""
+    if not hasattr(module, name):
         from atoll.errors import did_you_mean
 
-        meant = did_you_mean(entry.function or "", [n for n in vars(module) if not n.startswith("_")])
-        raise ConfigError(f"`{entry.module or entry.script}` has no function `{entry.function}`{meant}")
+        meant = did_you_mean(name, [n for n in vars(module) if not n.startswith("_")])
+        raise ConfigError(f"`{where}` has no function `{name}`{meant}")
+    found = getattr(module, name)
+    if problem := object_problem(found, name):
+        raise ConfigError(f"`{where}`: {problem}")
     return found  # type: ignore[no-any-return]
 
 
@@ -140,7 +143,8 @@ def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[s
     try:
         signature(function).bind(*leading, **args)
     except TypeError as exc:
-        raise ConfigError(f"arguments do not fit `{function.__name__}{signature(function)}`: {exc}") from exc
+        name = getattr(function, "__name__", type(function).__name__)  # a callable object need not have one
+        raise ConfigError(f"arguments do not fit `{name}{signature(function)}`: {exc}") from exc
     return function(*leading, **args)
 
 

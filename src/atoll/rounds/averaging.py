@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.rounds.chunks import MeanName
 from atoll.rounds.codec import F32
-from atoll.rounds.layout import Grid
+from atoll.rounds.grid import Grid
 from atoll.rounds.member import Member
 from atoll.rounds.offers import Offer
 from atoll.rounds.party import Party

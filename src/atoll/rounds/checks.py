@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.rounds.layout import Grid, Layout
+from atoll.rounds.grid import Grid
+from atoll.rounds.layout import Layout
 from atoll.rounds.offers import Offer
 from atoll.rounds.records import Rejection
 

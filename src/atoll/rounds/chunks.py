@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.errors import CorruptUpdate
 from atoll.rounds.codec import F32, codec
-from atoll.rounds.layout import Grid
+from atoll.rounds.grid import Grid
 from atoll.rounds.offers import Offer
 from atoll.rounds.records import text
 from atoll.rounds.seal import checksum, open_frame, seal_frame

@@ -142,6 +142,7 @@ class RoundClient:
     ) -> Exchanged:
         """Contribute `update` with this weight (tokens) to a round, and return the agreed mean.
 
+        `update` is read where it lies, and more than once: nobody may change it before this returns.
         `base` is the digest of the state the update was made from; replicas whose state differs are found out by it.
         With `out` the mean goes there, chunk by chunk, and nothing as big as the model is allocated. `out` may be the
         arrays `update` reads from.

@@ -2,7 +2,7 @@
 
 A codec is pure: equal values give equal bytes on every machine, so a chunk can be recomputed by anyone. State such as
 an error-feedback residual belongs to the caller, who adds it before and subtracts `decode(encode(x))` after.
-Adding a codec is one small file with a `CODEC`, and one row in `_MODULES`.
+Adding a codec is one small file with a `CODEC`, one row in `_MODULES`, and one in `codec_sizes`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import CorruptUpdate, UnknownName
+from atoll.errors import CorruptUpdate
+from atoll.rounds.codec_sizes import check_name
 from atoll.rounds.kernels import F32 as F32
 from atoll.stores.base import Buffer
 
 _MODULES = {"fp32": "codec_fp32", "bf16": "codec_bf16", "int8": "codec_int8", "int4": "codec_int4"}
-_MEANS = {"int4": "int8"}
 DEFAULT = "bf16"
 
 
@@ -94,8 +94,7 @@ class Codec(Protocol):
 @cache
 def codec(name: str) -> Codec:
     """The codec of this name, or `UnknownName`."""
-    if name not in _MODULES:
-        raise UnknownName("codec", name, list(_MODULES))
+    check_name(name)
     found: Any = import_module(f"atoll.rounds.{_MODULES[name]}").CODEC
     assert isinstance(found, Codec)
     return found
@@ -103,14 +102,6 @@ def codec(name: str) -> Codec:
 
 def codec_names() -> list[str]:
     return list(_MODULES)
-
-
-def recommended_mean(name: str) -> str:
-    """The codec for published means when updates have this one and nobody chose.
-
-    The error of an update is halved by averaging and can be fed back; that of the mean is neither.
-    """
-    return _MEANS.get(codec(name).name, name)
 
 
 def check_length(name: str, payload: Buffer, wanted_bytes: int) -> memoryview:

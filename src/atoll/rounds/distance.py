@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from atoll.rounds.layout import default_chunk
+from atoll.rounds.grid import default_chunk
 
 NEAR_S = 0.0003
 """Small requests faster than this: the store is this machine's own."""

@@ -1,7 +1,6 @@
-"""What a vector is made of, and how it is cut: the layout of named tensors, and the fixed chunk grid over it.
+"""What a vector is made of: the layout of named tensors.
 
 All replicas must have equal layouts; the hash is agreed before the first round and stands in every update.
-The grid depends on the layout and the agreed chunk size only, never on who takes part.
 """
 
 from __future__ import annotations
@@ -22,9 +21,6 @@ ITEM_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
-CHUNK_MULTIPLE = 1024
-"""A chunk holds a multiple of this many elements, so that the blocks of a codec never straddle two chunks."""
-_MIB_ELEMENTS = (1 << 20) // 4
 
 
 @dataclass(frozen=True)
@@ -94,41 +90,6 @@ class Layout:
         if len(self.tensors) != len(other.tensors):
             lines.append(f"{len(self.tensors)} tensors here, {len(other.tensors)} there")
         return lines[:5]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Chunk i covers the elements `[i * chunk, (i + 1) * chunk)` of a vector of `size`."""
-
-    size: int
-    chunk: int
-
-    def __post_init__(self) -> None:
-        is_whole = isinstance(self.chunk, int)
-        if self.size < 0 or not is_whole or self.chunk <= 0 or self.chunk % CHUNK_MULTIPLE:
-            raise InvalidSpec("chunk grid", [f"chunk={self.chunk!r}: a multiple of {CHUNK_MULTIPLE} above 0"])
-
-    def __len__(self) -> int:
-        return (self.size + self.chunk - 1) // self.chunk
-
-    def span(self, index: int) -> tuple[int, int]:
-        """The first element of a chunk, and the one after its last."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return index * self.chunk, min(self.size, (index + 1) * self.chunk)
-
-    def count(self, index: int) -> int:
-        start, stop = self.span(index)
-        return stop - start
-
-
-def default_chunk(size: int, parts: int = 16) -> int:
-    """Elements per chunk: small vectors stay whole, others make about `parts` chunks, of 1 to 64 MiB of float32.
-
-    Enough chunks to share the work and overlap it, few enough that requests cost little beside bytes.
-    """
-    wanted = max(min(max(size // parts, 1 * _MIB_ELEMENTS), 16 * _MIB_ELEMENTS), min(size // 128, 64 * _MIB_ELEMENTS))
-    return -(-wanted // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -13,46 +13,16 @@ from atoll.rounds.checks import Expected
 from atoll.rounds.codec import codec
 from atoll.rounds.distance import AT_ONCE_S, NEAR_S, good_connections
 from atoll.rounds.events import EventLog
+from atoll.rounds.grid import Grid
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Grid, Layout
+from atoll.rounds.layout import Layout
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Agreement, Claim, Commit
 from atoll.rounds.requests import Requests
+from atoll.rounds.tuning import Tuning as Tuning
 
 AWAY_AFTER = 2
 """A rank missing from this many commits in a row is not given any grace until it shows up again."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Settings of one replica that need not be equal everywhere."""
-
-    connections: int | None = None
-    """Bulk requests in flight at once; also how many chunks are in memory. None: few where the store answers at once
-    and more where it takes its time, as measured."""
-    hold_back: bool = True
-    """Do not upload the chunks we expect to average ourselves: their mean is enough. Saves 1/n of the upload. With
-    False everything that was averaged is in the store, for `atoll verify` to do all of the arithmetic again."""
-    poll_first_s: float = 0.02
-    poll_cap_s: float = 2.0
-    list_from: int = 13
-    """From this many missing ranks on, one LIST is cheaper than probing each."""
-    turn_s: float = 0.25
-    """How long each rank lets the one before it write the commit."""
-    patience_s: float = 20.0
-    """How long to wait for a chunk of the mean before computing it oneself."""
-    claims_age_s: float = 2.0
-    """A commit is made on claims read no longer ago than this, or after the offers."""
-    inline_bytes: int = 1 << 18
-    """Updates up to this size travel inside their offer."""
-    latency_s: float = 0.1
-    bandwidth_bytes_s: float = 125e6
-    """With the latency, what decides between exchanging whole updates and scattering the reduce."""
-    outlier_factor: float | None = 10.0
-    init_patience_s: float = 10.0
-    """How long other ranks let rank 0 publish the initial weights."""
-    retry_s: float = 120.0
-    """How long an unavailable store is asked again."""
 
 
 @dataclass
@@ -129,7 +99,7 @@ class Member:
     def connections(self) -> int:
         """Bulk requests in flight at once."""
         if self.tuning.connections is not None:
-            return max(1, self.tuning.connections)
+            return self.tuning.connections
         return good_connections(min(self.memory.trips, default=AT_ONCE_S), len(self.memory.members))
 
     @property

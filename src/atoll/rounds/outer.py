@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import InvalidSpec
+from atoll.arguments import Kind, checked_fields, is_number
 from atoll.rounds import kernels
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.seal import digest
@@ -27,6 +27,14 @@ from atoll.rounds.seal import digest
 _TILE = 1 << 17  # elements worked on at once: what one operation leaves in the cache is there for the next
 
 
+KINDS = {
+    "kind": Kind("`nesterov` or `average`", lambda value: value in ("nesterov", "average")),
+    "lr": Kind("a number above 0", lambda value: is_number(value) and value > 0),
+    "momentum": Kind("a number from 0 to below 1", lambda value: is_number(value) and 0 <= value < 1),
+}
+
+
+@checked_fields(KINDS)
 @dataclass(frozen=True)
 class OuterRule:
     """Which outer step, and with what numbers. Part of what replicas agree on."""
@@ -34,17 +42,6 @@ class OuterRule:
     kind: str = "nesterov"
     lr: float = 0.7
     momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.kind not in ("nesterov", "average"):
-            problems.append(f"kind={self.kind!r}: `nesterov` or `average`")
-        if not (np.isfinite(self.lr) and self.lr > 0):
-            problems.append(f"lr={self.lr}: above 0")
-        if not 0 <= self.momentum < 1:
-            problems.append(f"momentum={self.momentum}: from 0 to below 1")
-        if problems:
-            raise InvalidSpec("outer step", problems)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

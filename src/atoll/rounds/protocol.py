@@ -16,11 +16,13 @@ from atoll.errors import InternalError, LeftBehind
 from atoll.rounds import claims, retention
 from atoll.rounds import exchange as rounds_exchange
 from atoll.rounds.begin import ANY_CHUNK, NO_BLOB, begin
-from atoll.rounds.codec import codec, recommended_mean
+from atoll.rounds.codec import codec
+from atoll.rounds.codec_sizes import recommended_mean
 from atoll.rounds.events import EventLog
 from atoll.rounds.exchange import RoundOutcome
+from atoll.rounds.grid import Grid
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Grid, Layout
+from atoll.rounds.layout import Layout
 from atoll.rounds.member import Member, Tuning
 from atoll.rounds.ops import Steps
 from atoll.rounds.quorum import Quorum

@@ -6,12 +6,12 @@ record settles it, because only the first one written counts.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from atoll.arguments import SECONDS, SECONDS_ABOVE_0, Kind, checked_fields, is_count, is_number
 from atoll.errors import InvalidSpec
 
 
@@ -40,6 +40,17 @@ class GiveUp:
 Decision: TypeAlias = Wait | Commit | GiveUp
 
 
+_GRACE_S = 30.0
+_KINDS = {
+    "least": Kind("a whole number from 1, or None for every member", is_count, may_be_none=True),
+    "grace_s": SECONDS,
+    "deadline_s": SECONDS_ABOVE_0,
+    "spread": Kind("a number, 0 or more, or None", lambda value: is_number(value) and value >= 0, may_be_none=True),
+    "on_rejected": Kind("`continue` or `stop`", lambda value: value in ("continue", "stop")),
+}
+
+
+@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class Quorum:
     """How many updates a round needs, and how long to wait for more.
@@ -50,31 +61,21 @@ class Quorum:
     """
 
     least: int | None = None
-    grace_s: float = 30.0
+    grace_s: float = _GRACE_S
     deadline_s: float = 1800.0
     spread: float | None = None
     on_rejected: str = "continue"
     """`continue` goes on without an update that failed a check; `stop` ends the run, naming it."""
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.least is not None and self.least < 1:
-            problems.append(f"least={self.least}: 1 or more, or None for every member")
-        if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
-            problems.append(f"grace_s={self.grace_s}: seconds, 0 or more")
-        if not (math.isfinite(self.deadline_s) and self.deadline_s > 0):
-            problems.append(f"deadline_s={self.deadline_s}: seconds above 0")
-        if self.spread is not None and not (math.isfinite(self.spread) and self.spread >= 0):
-            problems.append(f"spread={self.spread}: 0 or more, or None")
-        if self.on_rejected not in ("continue", "stop"):
-            problems.append(f"on_rejected={self.on_rejected!r}: `continue` or `stop`")
-        if problems:
-            raise InvalidSpec("quorum", problems)
+        if self.deadline_s < self.grace_s != _GRACE_S:  # a grace that nobody has chosen just ends with the deadline
+            rule = f"at most deadline_s={self.deadline_s:g}: no round waits for longer than that"
+            raise InvalidSpec("Quorum", [f"grace_s={self.grace_s:g}: {rule}"])
 
     def check_reachable(self, world_size: int) -> None:
         """Raise `InvalidSpec` if a round needs more updates than there are replicas."""
         if self.least is not None and self.least > world_size:
-            raise InvalidSpec("quorum", [f"least={self.least}: at most {world_size}, the number of replicas"])
+            raise InvalidSpec("Quorum", [f"least={self.least}: at most {world_size}, the number of replicas"])
 
     @property
     def is_strict(self) -> bool:
@@ -97,12 +98,12 @@ def strict(deadline_s: float = 1800.0) -> Quorum:
 
 def at_least(count: int, *, grace_s: float = 30.0, deadline_s: float = 1800.0) -> Quorum:
     """`count` updates and a fixed grace for the rest."""
-    return Quorum(count, grace_s, deadline_s)
+    return Quorum(count, min(grace_s, deadline_s), deadline_s)
 
 
 def adaptive(count: int, *, spread: float = 4.0, grace_s: float = 300.0, deadline_s: float = 1800.0) -> Quorum:
     """`count` updates and a grace learnt from past rounds, capped by `grace_s`."""
-    return Quorum(count, grace_s, deadline_s, spread)
+    return Quorum(count, min(grace_s, deadline_s), deadline_s, spread)
 
 
 def decide(

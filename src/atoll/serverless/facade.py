@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,12 @@ class Facade:
     supports_inter_replica_network: bool
 
     def __init__(
-        self, executor: Executor, *, store: str, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        executor: Executor,
+        *,
+        store: str | os.PathLike[str],
+        run_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._executor, self._store, self._run_id, self._clock = executor, store, run_id, clock
 

@@ -20,7 +20,11 @@ class LocalProcessExecutor(Facade):
     supports_inter_replica_network = True
 
     def __init__(
-        self, *, store: str | None = None, root: str | os.PathLike[str] | None = None, run_id: str | None = None
+        self,
+        *,
+        store: str | os.PathLike[str] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
     ) -> None:
         super().__init__(LocalExecutor(root=root), store=store or default_store(), run_id=run_id)
 

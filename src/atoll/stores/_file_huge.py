@@ -15,22 +15,17 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_WRITE
-from typing import TypeAlias
 
-from atoll.stores.base import Buffer, Unsealed, size_of
+from atoll.stores._file_writing import Given, write_at, write_from
+from atoll.stores.base import Unsealed, size_of
 
 HUGE = 2 << 20
-SLICE = 1 << 18
-"""Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly
-faster, and may be had only of memory that a virtual machine has given back to its host, which takes many times as
-long."""
 _WINDOW = 4 * HUGE
 """Mapped at once: more is not faster, and would show in the memory of the process."""
 
 _MAP_FIXED, _MADV_COLLAPSE = 0x10, 25
 _IS_HUGE = stat.S_ISVTX
 """A mark that files of deleted objects keep, and that means nothing else on Linux."""
-Given: TypeAlias = Sequence[memoryview] | Unsealed
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -63,22 +58,8 @@ def write(fd: int, data: Given) -> bool:
     if isinstance(data, Unsealed):
         write_from(fd, data, max(whole - data.front_bytes, 0))
     else:
-        _write_at(fd, b"".join(_between(data, whole, size)), whole)
+        write_at(fd, b"".join(_between(data, whole, size)), whole)
     return True
-
-
-def write_from(fd: int, data: Unsealed, start: int) -> None:
-    """Write what is left of a payload, and the front."""
-    if start < len(data.payload):
-        data.pour(fd, start, len(data.payload), SLICE)
-    _write_at(fd, data.front(), 0)
-
-
-def _write_at(fd: int, data: Buffer, at: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(fd, left, at)
-        left, at = left[written:], at + written
 
 
 def _make(fd: int, size: int) -> None:

@@ -11,10 +11,9 @@ import errno
 import os
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
@@ -22,18 +21,17 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 from atoll.errors import ConfigError, KeyExists, KeyNotFound, did_you_mean
 from atoll.stores import _file_huge
 from atoll.stores._file_errors import file_errors
-from atoll.stores._file_huge import SLICE, Given
 from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
 from atoll.stores._file_reading import FileBody, file_system, is_local, read
 from atoll.stores._file_spares import SPARE_FOLDER, Spares
-from atoll.stores.base import Buffer, Data, Unsealed, check_key, check_prefix, check_range, pieces, size_of
+from atoll.stores._file_writing import Given, given, write
+from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, size_of
 
 _LEFTOVER_AGE_S = 24 * 3600.0
 _DEFAULTS = {"fsync": True, "recycle": False}
 _AFTER_REFUSAL_S = 60.0
 """How long no huge page is asked for where there was none: to look for one may take long."""
 _numbers = count()
-_MOST_PARTS = 256  # of one write call; Linux allows 1 024
 
 
 class FileStore:
@@ -46,8 +44,8 @@ class FileStore:
     def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True, recycle: bool = False) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
         self._root = str(self.root)  # paths are texts in here: there are many, and a Path takes its time
-        given = {"fsync": fsync, "recycle": recycle}
-        chosen = [f"{name}={int(value)}" for name, value in given.items() if value is not _DEFAULTS[name]]
+        options = {"fsync": fsync, "recycle": recycle}
+        chosen = [f"{name}={int(value)}" for name, value in options.items() if value is not _DEFAULTS[name]]
         self.uri = "file://" + quote(os.fsencode(self.root)) + ("?" + "&".join(chosen) if chosen else "")
         self._fsync = fsync
         self._is_swept = False
@@ -88,15 +86,15 @@ class FileStore:
         return FileBody(self._open(key), self.uri, key, may_be_huge=self._file_system() == "tmpfs")
 
     def put(self, key: str, data: Data) -> None:
-        path, given = self._path(key), _given(data)
-        with file_errors("write", self.uri, key), self._written(given) as temp:
+        path, whole = self._path(key), given(data)
+        with file_errors("write", self.uri, key), self._written(whole) as temp:
             folder = self._make_folder(os.path.dirname(path))
             os.replace(temp, path)
             self._sync_folder(folder)
 
     def create(self, key: str, data: Data) -> None:
-        path, given = self._path(key), _given(data)
-        with file_errors("create", self.uri, key), self._written(given) as temp:
+        path, whole = self._path(key), given(data)
+        with file_errors("create", self.uri, key), self._written(whole) as temp:
             folder = self._make_folder(os.path.dirname(path))
             try:
                 os.link(temp, path)
@@ -146,7 +144,7 @@ class FileStore:
             fd = os.open(temp, os.O_RDWR | os.O_CLOEXEC | (0 if is_spare else os.O_CREAT | os.O_EXCL), 0o666)
             try:
                 if not (self.recycles and self._write_huge(fd, data)):
-                    _write(fd, data)
+                    write(fd, data)
                 if self._fsync:
                     os.fsync(fd)
             finally:
@@ -242,36 +240,6 @@ def _path_in(uri: str) -> str:
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise ConfigError(f"not the address of a folder: {uri!r}", hint="write file:///absolute/path, or a plain path")
     return os.fsdecode(unquote_to_bytes(uri.split("://", 1)[1].removeprefix("localhost")))
-
-
-def _given(data: Data) -> Given:
-    return data if isinstance(data, Unsealed) else pieces(data)
-
-
-def _write(fd: int, data: Given) -> None:
-    if isinstance(data, Unsealed):
-        _file_huge.write_from(fd, data, 0)
-        return
-    left = deque(part for part in data if part)
-    room = SLICE
-    while left:
-        written = os.writev(fd, _front(left, room))
-        room = room - written or SLICE
-        while left and written >= len(left[0]):
-            written -= len(left.popleft())
-        if written:
-            left[0] = left[0][written:]
-
-
-def _front(parts: Iterable[memoryview], room: int) -> list[memoryview]:
-    """The first `room` bytes of these parts, or less if there are many of them."""
-    front: list[memoryview] = []
-    for part in islice(parts, _MOST_PARTS):
-        front.append(part[:room])
-        room -= len(front[-1])
-        if not room:
-            break
-    return front
 
 
 def _sweep(folder: str) -> None:

@@ -12,6 +12,7 @@ Every rank calls with the same names and gets the same bits. `make_diloco_outer_
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Sequence
 from types import TracebackType
@@ -57,7 +58,7 @@ class ObjectStoreAllReduce:
 
     def __init__(
         self,
-        uri: str | Store,
+        uri: str | os.PathLike[str] | Store,
         rank: int,
         world_size: int,
         *,
@@ -69,7 +70,7 @@ class ObjectStoreAllReduce:
     ) -> None:
         """`poll_interval_s` is the first pause between two looks at the store; later ones grow to 2 s."""
         _check(rank, world_size, timeout_s, poll_interval_s)
-        self.store = open_store(uri) if isinstance(uri, str) else uri
+        self.store = open_store(uri) if isinstance(uri, str | os.PathLike) else uri
         self.uri, self.rank, self.world_size = self.store.uri, rank, world_size
         self.round_id = None if round_id is None else check_name("round_id", str(round_id))
         self._client = NamedClient(

@@ -13,6 +13,7 @@ thing: all ranks, every time, and the numbers of `torch.optim.SGD`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def make_diloco_outer_loop(
     model: nn.Module,
-    allreduce: ObjectStoreAllReduce | Store | str,
+    allreduce: ObjectStoreAllReduce | Store | str | os.PathLike[str],
     rank: int | None = None,
     world_size: int | None = None,
     *,

@@ -44,7 +44,7 @@ from atoll.training.pace import Pace
 from atoll.training.params import ModelVector, refuse_strangers
 from atoll.training.progress import Progress
 from atoll.training.saved import load_outer, outer_state
-from atoll.training.settings import agreed_settings, check_held, check_rounds, check_trained, warn_of_no_round
+from atoll.training.settings import agreed_settings, check_held, check_trained, warn_of_no_round
 from atoll.training.stream import Stream
 
 Batch = TypeVar("Batch")
@@ -162,6 +162,7 @@ class DiLoCo:
         """The part of the time of all exchanges so far during which this replica trained."""
         return self._client.hidden_share
 
+    @checked
     def steps(
         self, batches: Iterable[Batch], *, rounds: int, weigh: Callable[[Batch], float] = elements
     ) -> Iterator[Batch]:
@@ -170,7 +171,6 @@ class DiLoCo:
         `batches` is gone through again when it ends. `weigh` says what a batch counts in the weighted mean, its tokens
         for instance; by default the elements of its first tensor. At the end the model has the agreed weights.
         """
-        check_rounds(rounds)
         self._last_round = rounds
         if self._loop.begun < rounds:
             self._feed = Feed(batches, self._saved.pop("data", None))

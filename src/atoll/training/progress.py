@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.context import ReplicaContext
+from atoll.context import ReplicaContext, numbers
+from atoll.errors import InvalidSpec
 from atoll.rounds.client import RoundClient
 
 _EVERY_S = 0.2
@@ -26,7 +27,9 @@ class Progress:
 
     def note(self, round_no: int, metrics: dict[str, float]) -> None:
         """New values; names that are not given keep theirs."""
-        self.metrics.update({name: float(value) for name, value in metrics.items()})
+        if "round_no" in metrics:
+            raise InvalidSpec("log", ["round_no: a name that is taken: the round is told with every metric"])
+        self.metrics.update(numbers(metrics))
         if self._clock.monotonic() - self._told_at >= _EVERY_S:
             self._tell(round_no)
 

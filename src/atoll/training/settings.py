@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from atoll.errors import ConfigError, InvalidSpec
+from atoll.errors import ConfigError
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum
 from atoll.training.params import ModelVector
@@ -30,12 +30,6 @@ def agreed_settings(
     if frozen := vector.frozen_digest():
         settings["frozen_parameters"] = frozen
     return settings
-
-
-def check_rounds(rounds: int) -> None:
-    """Raise `InvalidSpec` unless it is a whole number from 1."""
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        raise InvalidSpec("DiLoCo", [f"rounds={rounds!r}: a whole number from 1"])
 
 
 def check_held(steps: int, inner_steps: int) -> None:

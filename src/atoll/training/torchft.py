@@ -18,6 +18,7 @@ global weights and trains on. A round that was committed without this replica is
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -68,7 +69,7 @@ class Manager:
 
     def __init__(
         self,
-        store: str | Store | ReplicaContext | ObjectStoreAllReduce,
+        store: str | os.PathLike[str] | Store | ReplicaContext | ObjectStoreAllReduce,
         rank: int | None = None,
         world_size: int | None = None,
         *,

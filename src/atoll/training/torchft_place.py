@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from atoll.context import ReplicaContext
@@ -22,7 +23,7 @@ class Place:
     @classmethod
     def of(
         cls,
-        store: str | Store | ReplicaContext | ObjectStoreAllReduce,
+        store: str | os.PathLike[str] | Store | ReplicaContext | ObjectStoreAllReduce,
         rank: int | None,
         world_size: int | None,
         run_id: str | None,
@@ -36,6 +37,5 @@ class Place:
             return cls(store.store, store.rank, store.world_size, run_id or store.round_id or "torchft", attempt)
         if rank is None or world_size is None or not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank}, world_size={world_size}: give both, with the rank below the world size")
-        return cls(
-            open_store(store) if isinstance(store, str) else store, rank, world_size, run_id or "torchft", attempt
-        )
+        opened = open_store(store) if isinstance(store, str | os.PathLike) else store
+        return cls(opened, rank, world_size, run_id or "torchft", attempt)

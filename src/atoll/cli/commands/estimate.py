@@ -11,7 +11,6 @@ from atoll import sizes
 from atoll.cli.app import command
 from atoll.cli.options import duration
 from atoll.cli.output import Output
-from atoll.errors import MissingExtra
 
 
 def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
@@ -54,11 +53,9 @@ def estimate_command(out: Output, chunk: float | None, **asked: Any) -> None:
     A model, not a measurement: the network and trips to the store are counted, encoding and slow machines are not.
     Nothing is started and nothing is asked.
     """
-    try:
-        from atoll.cli.estimating import estimate_text
-        from atoll.estimate import Setting, estimate
-    except ModuleNotFoundError as exc:
-        raise MissingExtra(exc.name or "numpy", extra="train") from exc
+    from atoll.cli.estimating import estimate_text
+    from atoll.estimate import Setting, estimate
+
     renamed = {"step_time": "step_time_s", "bandwidth": "bandwidth_bytes_s", "latency": "latency_s"}
     given = {renamed.get(name, name): value for name, value in asked.items()}
     made = estimate(Setting(**given, chunk=None if chunk is None else int(chunk) // 4))

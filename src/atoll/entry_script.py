@@ -1,0 +1,80 @@
+"""Whether a script that is to run as it stands would do anything, read from its source. Pure; silent when unsure."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+_MOST_NAMES = 3
+
+
+def idle_problem(tree: ast.Module, script: str) -> str | None:
+    """Why the script cannot be what is meant: it only defines functions, and calls none."""
+    functions = _functions(tree)
+    if not functions or not all(_only_defines(node) for node in tree.body):
+        return None
+    return f"the script only defines functions, so it would do nothing; name one: {_ways(script, functions)}"
+
+
+def idle_note(tree: ast.Module, script: str) -> str | None:
+    """What may have been forgotten: a function that only a replica could call, and that the script never mentions."""
+    functions = [function for function in _functions(tree) if takes_context(function.args)]
+    used = {inner.id for node in tree.body for inner in _at_top(node) if isinstance(inner, ast.Name)}
+    if not functions or used & {function.name for function in functions} or any(map(_is_main, tree.body)):
+        return None
+    return f"the script never calls `{functions[0].name}`; if that is what should run: {_ways(script, functions)}"
+
+
+def takes_context(spec: ast.arguments) -> bool:
+    """Whether the first argument is the replica's context, by its name or its annotation."""
+    positional = spec.posonlyargs + spec.args
+    if not positional:
+        return False
+    annotation = ast.unparse(positional[0].annotation) if positional[0].annotation else ""
+    return positional[0].arg in ("ctx", "context") or annotation.strip("'\"").endswith("ReplicaContext")
+
+
+def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    return [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    """Whether the statement does no more than give names to things. An import is taken to do no work."""
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Pass():
+            return True
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return not node.decorator_list
+        case ast.Assign() | ast.AnnAssign() | ast.Expr(value=ast.Constant()):
+            return not any(isinstance(inner, ast.Call | ast.Await) for inner in ast.walk(node))
+        case ast.If() | ast.Try():
+            blocks = (node.body, node.orelse, *_further_blocks(node))
+            return all(_only_defines(inner) for block in blocks for inner in block)
+        case _:
+            return False
+
+
+def _is_main(node: ast.stmt) -> bool:
+    """Whether this is `if __name__ == "__main__":`, or much like it."""
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+def _further_blocks(node: ast.If | ast.Try) -> list[list[ast.stmt]]:
+    return [] if isinstance(node, ast.If) else [node.finalbody, *(handler.body for handler in node.handlers)]
+
+
+def _at_top(node: ast.AST) -> Iterator[ast.AST]:
+    """All that is evaluated when the module is loaded: not the bodies of functions."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        for decorator in node.decorator_list:
+            yield from ast.walk(decorator)
+        return
+    yield node
+    for inner in ast.iter_child_nodes(node):
+        yield from _at_top(inner)
+
+
+def _ways(script: str, functions: Sequence[ast.FunctionDef]) -> str:
+    """How to name those that are likeliest: who takes a context wants to be an entry point."""
+    meant = [function for function in functions if takes_context(function.args)] or functions
+    return " or ".join(f"`{script}:{function.name}`" for function in meant[:_MOST_NAMES])
