@@ -6,7 +6,7 @@ Numbers that do not fit each other are found later, by those who know what they 
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
@@ -62,10 +62,12 @@ def checked(
 
 
 def checked_fields(kinds: Mapping[str, Kind]) -> Callable[[type[T]], type[T]]:
-    """A dataclass that looks at what it is given as `checked` does."""
+    """A dataclass that looks at what it is given as `checked` does, and so do dataclasses that are made of it."""
 
     def decorate(cls: type[T]) -> type[T]:
         cls.__init__ = checked(cls.__init__, kinds)  # type: ignore[method-assign]
+        # Theirs is another `__init__`, that knows nothing of this one, but ends with what they inherit here.
+        cls.__post_init__ = _checked_after(getattr(cls, "__post_init__", None), kinds)  # type: ignore[attr-defined]
         return cls
 
     return decorate
@@ -73,7 +75,9 @@ def checked_fields(kinds: Mapping[str, Kind]) -> Callable[[type[T]], type[T]]:
 
 def plain(value: Any) -> Any:
     """A number of numpy or torch as one of Python; anything else as it is."""
-    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    # Asked of the class: an object may answer for any name, or raise anything.
+    is_array = hasattr(type(value), "ndim") and hasattr(type(value), "item")
+    return value.item() if is_array and value.ndim == 0 else value
 
 
 def a(kind: type) -> Callable[[Any], bool]:
@@ -90,7 +94,12 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    """Whether it is one that can be told as a float: finite, and not too large."""
+    return (is_whole(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
+
+
+def one_of(*words: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in words
 
 
 COUNT = Kind("a whole number from 1", is_count)
@@ -113,6 +122,21 @@ def shown(value: object) -> str:
         return f"{type(value).__name__}(…)"
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _checked_after(then: Callable[[Any], None] | None, kinds: Mapping[str, Kind]) -> Callable[[Any], None]:
+    """A `__post_init__` that looks at the fields before its own work."""
+
+    def check(self: Any) -> None:
+        fields = {name: plain(getattr(self, name)) for name in kinds}
+        if problems := list(_misfits(fields, kinds)):
+            raise InvalidSpec(type(self).__name__, problems)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)  # they are frozen
+        if then is not None:
+            then(self)
+
+    return check
 
 
 def _misfits(arguments: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[str]:

@@ -61,11 +61,11 @@ _KINDS = {
     "rank": INDEX,
     "world_size": COUNT,
     "store_uri": Kind(
-        "an address or a path of a store", lambda value: bool(value) and isinstance(value, str | os.PathLike)
+        "an address or a path of a store", lambda value: isinstance(value, str | os.PathLike) and value != ""
     ),
     "attempt": INDEX,
     "args": Kind("a mapping of names to values", a(Mapping)),
-    "spool": Kind("a folder, or None", a(str), may_be_none=True),
+    "spool": Kind("a folder, or None", lambda value: isinstance(value, str | os.PathLike), may_be_none=True),
 }
 
 
@@ -90,6 +90,8 @@ class ReplicaContext:
             from atoll.registry import store_uri
 
             object.__setattr__(self, "store_uri", store_uri(self.store_uri))
+        if isinstance(self.spool, os.PathLike):
+            object.__setattr__(self, "spool", os.fspath(self.spool))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], args: Mapping[str, Any] | None = None) -> ReplicaContext:
@@ -141,7 +143,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     found, problems = {}, []
     for name, value in metrics.items():
         try:
-            found[name] = float(value)
+            found[name] = float(plain(value))
         except (TypeError, ValueError, RuntimeError, OverflowError):  # the third is torch's
             problems.append(f"{name}={shown(value)}: a metric is one number")
     if problems:

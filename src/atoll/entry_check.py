@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from atoll.entry import Entry
-from atoll.entry_names import kind_problem, meaning
+from atoll.entry_names import kind_problem, may_be_given_unseen, meaning
 from atoll.entry_nearby import module_meant, script_meant
 from atoll.entry_script import idle_note, idle_problem, takes_context
 from atoll.entry_types import type_problem
@@ -25,7 +25,7 @@ def check(task: Task, root: str) -> list[str]:
     Returns what a person should know before it starts.
     """
     entry = Entry.parse(task.entry)
-    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root, *sys.path])
+    path = os.path.join(root, entry.script) if entry.script else _find_here(entry.module or "", root)
     if path is None:
         meant = module_meant(entry.module or "", root)
         raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`{meant}"])
@@ -35,6 +35,8 @@ def check(task: Task, root: str) -> list[str]:
         return []
     try:
         return _read(task, entry, path)
+    except RecursionError:  # such as hundreds of `elif`: it may be as good as any
+        return []
     except SyntaxError as exc:
         raise InvalidSpec("task", [f"entry=`{task.entry}`: {path}:{exc.lineno}: {exc.msg}"]) from exc
 
@@ -45,7 +47,7 @@ def check_sent(task: Task, root: str) -> list[str]:
     path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root])
     if path is None or not path.endswith(".py") or not os.path.isfile(path):
         return []
-    with suppress(SyntaxError):
+    with suppress(SyntaxError, RecursionError):
         return _read(task, entry, path)
     return []
 
@@ -73,6 +75,18 @@ def extra_path(entry: Entry, root: str) -> str | None:
     return os.path.abspath(place)
 
 
+def _find_here(module: str, root: str) -> str | None:
+    """The file of a module in `root`, on our `sys.path`, or where a finder knows it: some `pip install -e` add one."""
+    if found := _find(module, [root, *sys.path]):
+        return found
+    top, _, rest = module.partition(".")
+    for finder in sys.meta_path:
+        spec = finder.find_spec(top, None) if hasattr(finder, "find_spec") else None
+        if spec is not None and spec.has_location:
+            return _find(rest, list(spec.submodule_search_locations or [])) if rest else spec.origin
+    return None
+
+
 def _find(module: str, places: list[str]) -> str | None:
     """The file of a module, found without importing anything."""
     origin = None
@@ -89,6 +103,9 @@ def _problems(tree: ast.Module, entry: Entry, task: Task) -> Iterator[str]:
         yield from filter(None, [idle_problem(tree, task.entry)])
         return
     node = meaning(tree, function)
+    is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    if not is_definition and may_be_given_unseen(tree, function):
+        return
     if problem := kind_problem(node, function):
         yield problem
     elif isinstance(node, ast.FunctionDef):
@@ -109,7 +126,7 @@ def _may_define(tree: ast.Module, name: str) -> bool:
     unseen = (node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.Expr))
     if any(_names(inner, name) for node in unseen for inner in ast.walk(node)):
         return True
-    return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
+    return meaning(tree, "__getattr__") is not None
 
 
 def _names(node: ast.AST, name: str) -> bool:

@@ -29,7 +29,10 @@ def kind_problem(node: ast.stmt | None, name: str) -> str | None:
             return unfit(name, "generator function")
         case ast.Import():
             return unfit(name, "module", next(alias.name for alias in node.names if gives(alias, name)))
-        case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(target=ast.Name(), value=value):
+        case (
+            ast.Assign(targets=[ast.Name(id=given)], value=value)
+            | ast.AnnAssign(target=ast.Name(id=given), value=value)
+        ) if given == name:
             return unfit(name, kind) if (kind := _kind(value)) else None
         case _:
             return None
@@ -44,8 +47,27 @@ def gives(node: ast.AST, name: str) -> bool:
             return node.id == name and isinstance(node.ctx, ast.Store)
         case ast.alias():
             return (node.asname or node.name.partition(".")[0]) in (name, "*")
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():  # all but `:=` is its own
+            return any(isinstance(inner, ast.NamedExpr) and inner.target.id == name for inner in ast.walk(node))
+        case ast.Lambda():
+            return False
         case _:
             return any(gives(inner, name) for inner in ast.iter_child_nodes(node))
+
+
+def may_be_given_unseen(tree: ast.Module, name: str) -> bool:
+    """Whether the module has code that could set the name from inside a function, or by a name that it computes."""
+    return any(_reaches_globals(node, name) for node in ast.walk(tree))
+
+
+def _reaches_globals(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Global(names=names):
+            return name in names
+        case ast.Name(id="globals" | "exec") | ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
+            return True
+        case _:
+            return False
 
 
 def _kind(value: ast.expr | None) -> str | None:

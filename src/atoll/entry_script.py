@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator, Sequence
 
 _MOST_NAMES = 3
@@ -11,7 +12,7 @@ _MOST_NAMES = 3
 def idle_problem(tree: ast.Module, script: str) -> str | None:
     """Why the script cannot be what is meant: it only defines functions, and calls none."""
     functions = _functions(tree)
-    if not functions or not all(_only_defines(node) for node in tree.body):
+    if not functions or not all(_only_defines(node) for node in tree.body) or _imports_for_the_effect(tree):
         return None
     return f"the script only defines functions, so it would do nothing; name one: {_ways(script, functions)}"
 
@@ -39,19 +40,44 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _only_defines(node: ast.stmt) -> bool:
-    """Whether the statement does no more than give names to things. An import is taken to do no work."""
+    """Whether the statement does no more than give names to things. Imports are looked at by themselves."""
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Pass():
             return True
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return not node.decorator_list
         case ast.Assign() | ast.AnnAssign() | ast.Expr(value=ast.Constant()):
-            return not any(isinstance(inner, ast.Call | ast.Await) for inner in ast.walk(node))
+            return not _calls(node)
+        case ast.If(test=test) if _calls(test):
+            return False
         case ast.If() | ast.Try():
             blocks = (node.body, node.orelse, *_further_blocks(node))
             return all(_only_defines(inner) for block in blocks for inner in block)
         case _:
             return False
+
+
+def _calls(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Call | ast.Await) for inner in ast.walk(node))
+
+
+def _imports_for_the_effect(tree: ast.Module) -> bool:
+    """Whether something is imported that the script never mentions: the import itself may be the work."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return any(name not in used for node in tree.body for inner in _at_top(node) for name in _imported(inner))
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """The names that an import gives, unless it is from the standard library."""
+    if isinstance(node, ast.Import):
+        modules = [(alias, alias.name) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        modules = [(alias, "" if node.level else node.module or "") for alias in node.names]
+    else:
+        return
+    for alias, module in modules:
+        if module.partition(".")[0] not in sys.stdlib_module_names and alias.name != "*":
+            yield alias.asname or alias.name.partition(".")[0]
 
 
 def _is_main(node: ast.stmt) -> bool:

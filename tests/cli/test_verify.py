@@ -77,6 +77,30 @@ def test_verify_counts_the_updates_that_were_rejected(inside, tmp_path):
     assert inside("verify", "run", "--store", made.uri, "--json").data["rejected"] == {"1": 2}
 
 
+def test_verify_of_a_run_whose_store_recycles_says_what_is_gone_and_how_to_name_the_store(inside, tmp_path):
+    """A chunk that everybody has read is let go; without `recycle=1` nothing says that this is as it should be."""
+    made = FileStore(tmp_path / "rounds", recycle=True)
+    scattered = Tuning(inline_bytes=0, latency_s=0.0, bandwidth_bytes_s=1.0, hold_back=False)
+
+    def train(rank: int) -> None:
+        with RoundClient(made, "run", rank, 3, layouts=[LAYOUT], tuning=scattered) as client:
+            client.join([np.zeros(LAYOUT.size, np.float32).tobytes()])
+            for round_no in range(3):
+                client.exchange(round_no, np.full(LAYOUT.size, 1.0, np.float32), weight=1.0)
+            if rank == 0:
+                client.write_snapshot(3, {}, {})
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(train, range(3)))
+    done = inside("verify", "run", "--store", made.uri)
+    assert done.code == 0, done.stderr
+    assert done.stdout.endswith("; 3 more chunks taken as published, for not every part of them is in the store\n")
+    done = inside("verify", "run", "--store", str(made.root))
+    assert done.code == 5
+    assert "has nothing to verify: of every round something is no longer in the store" in done.stderr
+    assert f"if it recycles, say so: --store '{made.uri}'" in done.stderr
+
+
 def test_verify_of_a_run_without_rounds_says_so(finished, inside):
     done = inside.at(finished.cli)("verify", finished.ok)
     assert done.code == 5

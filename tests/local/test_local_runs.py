@@ -274,6 +274,16 @@ def test_objects_that_can_be_called_are_functions_by_name(jobs, store):
         assert run.result().raise_for_failures().values == [value]
 
 
+def test_a_compiled_function_that_does_not_say_what_it_takes_is_called_with_the_arguments(jobs, store):
+    (jobs / "given.py").write_text("compiled = max\n")
+    run = atoll.launch("given:compiled", store=store, args={"default": 1})
+    assert "max expected at least 1 argument" in run.wait(LIMIT_S).replicas[0].message
+    (jobs / "given_too.py").write_text("compiled = dir\n")
+    run = atoll.launch("given_too:compiled", store=store)
+    run.wait(LIMIT_S)
+    assert isinstance(run.result().raise_for_failures().values[0], list)
+
+
 def test_a_store_may_be_a_path_object(jobs, tmp_path):
     run = atoll.launch("jobs:echo", store=tmp_path / "my runs")
     run.wait(LIMIT_S)

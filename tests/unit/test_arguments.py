@@ -35,6 +35,8 @@ def refusal(make: Any, *given: Any, **named: Any) -> InvalidSpec:
         (atoll.Quorum, {"grace_s": None}, "grace_s=None: seconds, 0 or more"),
         (atoll.Quorum, {"deadline_s": 0}, "deadline_s=0: seconds above 0"),
         (atoll.Quorum, {"deadline_s": math.inf}, "deadline_s=inf: seconds above 0"),
+        (atoll.Quorum, {"deadline_s": 10**400}, f"deadline_s=1{'0' * 58}…: seconds above 0"),
+        (atoll.Quorum, {"on_rejected": np.ones(2)}, "on_rejected=ndarray(…): `continue` or `stop`"),
         (atoll.Quorum, {"spread": "4"}, "spread='4': a number, 0 or more, or None"),
         (atoll.Quorum, {"on_rejected": "halt"}, "on_rejected='halt': `continue` or `stop`"),
         (atoll.Quorum, {"grace": 1}, "grace: there is no such argument, did you mean `grace_s`?"),
@@ -44,6 +46,7 @@ def refusal(make: Any, *given: Any, **named: Any) -> InvalidSpec:
         (atoll.Nesterov, {"lr": 0}, "lr=0: a number above 0"),
         (atoll.Nesterov, {"lr": "0.7"}, "lr='0.7': a number above 0"),
         (atoll.Nesterov, {"lr": math.nan}, "lr=nan: a number above 0"),
+        (atoll.Nesterov, {"lr": 10**400}, f"lr=1{'0' * 58}…: a number above 0"),
         (atoll.Nesterov, {"momentum": 1.0}, "momentum=1.0: a number from 0 to below 1"),
         (atoll.Nesterov, {"momentum": None}, "momentum=None: a number from 0 to below 1"),
         (atoll.Nesterov, {"momentun": 0.5}, "momentun: there is no such argument, did you mean `momentum`?"),
@@ -73,6 +76,7 @@ def test_an_argument_that_is_something_else_is_named(make, options, words):
         ({"run_id": ""}, "run_id='': 1 to 128 printable characters without `/`, and not `.` or `..`"),
         ({"run_id": "a/b"}, "run_id='a/b': 1 to 128 printable characters without `/`, and not `.` or `..`"),
         ({"store_uri": None}, "store_uri=None: an address or a path of a store"),
+        ({"store_uri": np.ones(2)}, "store_uri=ndarray(…): an address or a path of a store"),
         ({"store_uri": ""}, "store_uri='': an address or a path of a store"),
         ({"attempt": -1}, "attempt=-1: a whole number from 0"),
         ({"args": ["lr"]}, "args=['lr']: a mapping of names to values"),
@@ -101,6 +105,48 @@ def test_numbers_of_numpy_and_torch_become_those_of_python(make):
     assert (type(context.rank), type(context.world_size)) == (int, int)
     assert type(Tuning(connections=make(4)).connections) is int
     assert atoll.Nesterov(lr=np.float32(0.5), momentum=np.float64(0.25)) == atoll.Nesterov(0.5, 0.25)
+
+
+class Attributes(dict[str, Any]):
+    """A common way to write `args.lr` for `args["lr"]`; what it lacks is a `KeyError`."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_a_mapping_whose_keys_are_attributes_is_a_mapping():
+    assert atoll.ReplicaContext(**CONTEXT, args=Attributes(lr=0.1)).args["lr"] == 0.1
+
+
+def test_a_folder_for_progress_may_be_a_path(tmp_path):
+    assert atoll.ReplicaContext(**CONTEXT, spool=tmp_path).spool == str(tmp_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnQuorum(atoll.Quorum):
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnContext(atoll.ReplicaContext):
+    node: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTuning(Tuning):
+    name: str = ""
+
+
+def test_dataclasses_made_of_ours_are_checked_too():
+    assert OwnQuorum(np.int64(2), name="x") == OwnQuorum(2, name="x")
+    assert type(OwnQuorum(np.int64(2)).least) is int
+    assert OwnContext(**CONTEXT, node=3).node == 3
+    assert refusal(OwnQuorum, 0, -1).problems == (
+        "least=0: a whole number from 1, or None for every member",
+        "grace_s=-1: seconds, 0 or more",
+    )
+    assert refusal(OwnQuorum, grace_s=90, deadline_s=60).problems[0].startswith("grace_s=90: at most")
+    assert refusal(OwnContext, **{**CONTEXT, "rank": "0"}).problems == ("rank='0': a whole number from 0",)
+    assert refusal(OwnTuning, list_from=0).message.startswith("OwnTuning is not valid: 1 problem\n")
 
 
 def test_a_grace_that_nobody_chose_ends_with_the_deadline():

@@ -69,5 +69,11 @@ def test_numbers_of_numpy_and_torch_are_logged_as_numbers(tmp_path):
     assert told == {"round_no": 3, "metrics": {"loss": 0.5, "norm": 2.0, "share": 1.0}}
 
 
+def test_a_loss_with_a_gradient_is_logged_without_a_warning(tmp_path):
+    context = ReplicaContext("r", 0, 1, "memory://x", spool=str(tmp_path))
+    context.log(loss=torch.tensor(0.5, requires_grad=True))  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "progress.json").read_text())["metrics"] == {"loss": 0.5}
+
+
 def test_log_outside_a_run_is_quiet():
     ReplicaContext("r", 0, 1, "memory://x").log(loss=1.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,26 @@ def test_a_misspelt_entry_point_says_which_one_may_be_meant(root, entry, words):
     (Path(root) / "lib" / "inner.py").touch()
     (Path(root) / "__pycache__").mkdir()
     assert refusal(root, entry) == f"entry=`{entry}`: {words.format(root=root)}"
+
+
+class Editable:
+    """What `pip install -e` puts in `sys.meta_path` for a package whose folder is not on `sys.path`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.init = folder / "installed_so" / "__init__.py"
+        self.init.parent.mkdir(parents=True)
+        self.init.touch()
+        (self.init.parent / "loop.py").write_text("def train(ctx):\n    pass\n")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return spec_from_file_location(name, self.init) if name == "installed_so" else None
+
+
+def test_a_module_that_only_a_finder_knows_is_found(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object(), Editable(tmp_path / "apart")])
+    assert entry_check.check(Task("installed_so.loop:train"), root) == []
+    assert "no function `tarin` there, did you mean `train`?" in refusal(root, "installed_so.loop:tarin")
+    assert "there is no module `installed_so.lop`" in refusal(root, "installed_so.lop:train")
 
 
 def test_a_misspelt_argument_says_which_one_may_be_meant_or_which_there_are(root):

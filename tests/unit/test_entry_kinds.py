@@ -72,6 +72,22 @@ alias = train
 later = None
 if RATE:
     later = train
+
+def fold(ctx):
+    pass
+
+FOLDS = [fold for fold in range(3)]
+BY_FOLD = {fold: [fold for _ in range(3)] for fold in range(3)}
+MADE = [(in_a_list := train)]
+
+made_later = None
+
+def make():
+    global made_later
+    def made_later(ctx):
+        pass
+
+make()
 """
 
 
@@ -142,10 +158,36 @@ def test_what_is_no_plain_function_is_refused_by_what_it_is(root, name, words):
 @pytest.mark.parametrize(
     "name",
     ["train", "instance", "slower", "short", "alias", "later", "anything", "Anything", "Wrapped", "made_plain",
-     "decorated", "with_a_generator_inside"],
+     "decorated", "with_a_generator_inside", "fold", "in_a_list", "made_later"],
 )  # fmt: skip
 def test_what_is_or_may_be_called_like_a_function_is_let_through(root, name):
     assert entry_check.check(Task(f"job:{name}"), root) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train = None\nglobals()['train'] = print\n",
+        "globals().update(train=print)\n",
+        "exec('def train(ctx): pass')\n",
+        "import sys\nsetattr(sys.modules[__name__], 'train', print)\n",
+        "import lazy_loader\n__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, [], {'loop': ['train']})\n",
+        "if True:\n    def __getattr__(name): return print\n",
+    ],
+)
+def test_a_name_that_may_be_set_behind_our_back_is_let_through(root, text):
+    (Path(root) / "dynamic.py").write_text(text)
+    assert entry_check.check(Task("dynamic:train"), root) == []
+
+
+LONG_CHAIN = "if x == 0:\n    y = 0\n" + "".join(f"elif x == {n}:\n    y = {n}\n" for n in range(1, 700))
+
+
+@pytest.mark.parametrize("text", [LONG_CHAIN, "X = " + " + ".join(["'a'"] * 900), "X = x" + ".then()" * 900])
+def test_source_that_is_nested_too_deep_to_look_through_is_let_through(root, text):
+    (Path(root) / "deep.py").write_text(f"x = 1\ndef train(ctx):\n    pass\n{text}\ntrain(1)\n")
+    for check in (entry_check.check, entry_check.check_sent):
+        assert [check(Task(entry), root) for entry in ("deep:train", "deep.py")] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +245,8 @@ def script(root: str, text: str) -> str:
         ("def one():\n    pass\ndef two():\n    pass\ndef _three():\n    pass\n", "`script.py:one` or `script.py:two`"),
         ("try:\n    import fast\nexcept ImportError:\n    fast = None\nif fast:\n    X = 1\ndef go(): pass\n",
          "`script.py:go`"),
+        ("from __future__ import annotations\nimport torch\nfrom atoll import DiLoCo as D\ndef go(): D(torch.ones)\n",
+         "`script.py:go`"),
     ],
 )  # fmt: skip
 def test_a_script_that_only_defines_functions_is_refused_and_told_how_to_name_one(root, text, ways):
@@ -219,6 +263,10 @@ def test_a_script_that_only_defines_functions_is_refused_and_told_how_to_name_on
         "def train(ctx):\n    pass\nfor seed in range(3):\n    train(seed)\n",
         "def helper():\n    pass\n@app.command()\ndef train(rate):\n    pass\n",
         "import train_on_import\n",
+        "import train_on_import\ndef helper():\n    pass\n",
+        "def helper():\n    pass\nif __name__ == '__main__':\n    from package import train_on_import\n",
+        "def train():\n    return 1\nif train():\n    IS_DONE = True\n",
+        "import sys\ndef train():\n    return 1\nif sys.argv:\n    X = 1\nelif (code := train()) != 0:\n    X = code\n",
         "print(1)\n",
         "",
     ],

@@ -135,16 +135,20 @@ def _attribute(module: Any, entry: Entry) -> Callable[..., Any]:
 
 def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[str, Any]) -> Any:
     """Call with the context first if the function asks for it, and with every argument by name."""
-    parameters = list(signature(function).parameters.values())
+    try:
+        takes = signature(function)
+    except ValueError:  # compiled code need not say what it takes, and cannot ask for the context
+        return function(**args)
+    parameters = list(takes.parameters.values())
     positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     first = parameters[0] if parameters and parameters[0].kind in positional else None
     wants_context = first is not None and first.name not in args and _is_context(first.name, first.annotation)
     leading = (context,) if wants_context else ()
     try:
-        signature(function).bind(*leading, **args)
+        takes.bind(*leading, **args)
     except TypeError as exc:
         name = getattr(function, "__name__", type(function).__name__)  # a callable object need not have one
-        raise ConfigError(f"arguments do not fit `{name}{signature(function)}`: {exc}") from exc
+        raise ConfigError(f"arguments do not fit `{name}{takes}`: {exc}") from exc
     return function(*leading, **args)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.arguments import Kind, checked_fields, is_number
+from atoll.arguments import Kind, checked_fields, is_number, one_of
 from atoll.rounds import kernels
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.seal import digest
@@ -28,7 +28,7 @@ _TILE = 1 << 17  # elements worked on at once: what one operation leaves in the 
 
 
 KINDS = {
-    "kind": Kind("`nesterov` or `average`", lambda value: value in ("nesterov", "average")),
+    "kind": Kind("`nesterov` or `average`", one_of("nesterov", "average")),
     "lr": Kind("a number above 0", lambda value: is_number(value) and value > 0),
     "momentum": Kind("a number from 0 to below 1", lambda value: is_number(value) and 0 <= value < 1),
 }

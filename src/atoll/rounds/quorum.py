@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from atoll.arguments import SECONDS, SECONDS_ABOVE_0, Kind, checked_fields, is_count, is_number
+from atoll.arguments import SECONDS, SECONDS_ABOVE_0, Kind, checked_fields, is_count, is_number, one_of
 from atoll.errors import InvalidSpec
 
 
@@ -46,7 +46,7 @@ _KINDS = {
     "grace_s": SECONDS,
     "deadline_s": SECONDS_ABOVE_0,
     "spread": Kind("a number, 0 or more, or None", lambda value: is_number(value) and value >= 0, may_be_none=True),
-    "on_rejected": Kind("`continue` or `stop`", lambda value: value in ("continue", "stop")),
+    "on_rejected": Kind("`continue` or `stop`", one_of("continue", "stop")),
 }
 
 

@@ -46,7 +46,9 @@ class Report:
     means: int = 0
     """Published chunks of the mean that were recomputed and compared."""
     trusted: int = 0
-    """Published chunks whose owner kept its own part of them back: taken as they are."""
+    """Published chunks whose owner kept its own part of them back, or whose space was used again: taken as they are."""
+    partial: int = 0
+    """Rounds of which something is no longer there, before the first one that was recomputed."""
     left_out: int = 0
     """Parts of updates that are in no mean, because their rank kept them and died."""
     rejected: dict[int, int] = field(default_factory=dict)
@@ -70,16 +72,16 @@ class Difference(Exception):
 
 def verify(store: Store, run_id: str) -> Report:
     """Check a run; the report names the first difference, if any."""
-    first = 0
+    first = partial = 0
     while True:
-        report = Report(run_id)
+        report = Report(run_id, partial=partial)
         try:
             Verification(store, run_id, report).run(first)
         except (Difference, CorruptUpdate) as exc:
             report.difference = str(exc)
         except KeyNotFound as exc:
             if report.rounds == 0 and _is_being_retired(store, run_id, report.first_round):
-                first = report.first_round + 1
+                first, partial = report.first_round + 1, partial + 1
                 continue
             report.difference = str(exc)
         return report
@@ -119,6 +121,8 @@ class Verification:
         """Every commit from round `at_least` on."""
         listed = (self._keys.parse_commit(key) for key in self._store.list(self._keys.commits_prefix()))
         commits = sorted(round_no for round_no in listed if round_no >= at_least)
+        if at_least and not commits:
+            return
         snapshots = sorted(self._keys.parse_snapshot(key) for key in self._store.list(self._keys.snapshots_prefix()))
         first = self._report.first_round = commits[0] if commits else 0
         if first:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from atoll import arguments
-from atoll.arguments import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole
+from atoll.arguments import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole, one_of
 from atoll.context import ReplicaContext
 from atoll.rounds.grid import CHUNK_MULTIPLE
 from atoll.rounds.member import Tuning
@@ -70,7 +70,7 @@ _KINDS: dict[str, Kind] = {
     "alpha": Kind("a number from 0 to 1, or None", is_number, may_be_none=True),
     "eager": SWITCH,
     "quorum": Kind("a number of replicas, Quorum(…), or None for all of them", _is_quorum, may_be_none=True),
-    "buffers": Kind("`average` or `local`", lambda policy: policy in ("average", "local")),
+    "buffers": Kind("`average` or `local`", one_of("average", "local")),
     "checkpoint": Kind("a whole number from 1, or None for never", is_count, may_be_none=True),
     "snapshot": COUNT,
     "stateful": Kind(

@@ -11,9 +11,11 @@ from atoll.cli.output import Output
 from atoll.cli.render import rejections_text
 from atoll.cli.runs import find_place, have_all_ended, suggesting
 from atoll.errors import CorruptUpdate, MissingExtra, RoundError
+from atoll.stores.base import recycles
 
 if TYPE_CHECKING:
     from atoll.rounds.verify import Report
+    from atoll.stores.base import Store
 
 
 @command("Look", short_help="Recompute the rounds of a run that the store still has, and compare.")
@@ -38,10 +40,20 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
         out.say(f"note: {note}")
     if report.difference is not None:
         raise CorruptUpdate(f"run `{run_id}` does not verify: {report.difference}")
+    if report.partial and not report.rounds:
+        gone = "of every round something is no longer in the store"
+        raise RoundError(f"run `{run_id}` has nothing to verify: {gone}", hint=_recycling_hint(opened))
     if not report.rounds:
         hint = None if have_all_ended(opened, run_id) else "try again later"
         raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds is over", hint=hint)
     out.say(out.paint("all of it is what the arithmetic gives", "good", on_stderr=True))
+
+
+def _recycling_hint(store: Store) -> str | None:
+    """A store that recycles lets chunks go as soon as they are read, and only its address says so."""
+    if not store.uri.startswith("file:") or recycles(store):
+        return None
+    return f"if it recycles, say so: --store '{store.uri}{'&' if '?' in store.uri else '?'}recycle=1'"
 
 
 def _text(report: Report) -> str:
@@ -54,5 +66,5 @@ def _text(report: Report) -> str:
     if report.rounds and not is_published:
         text += "; no means were published, for each replica averaged whole updates"
     if report.trusted:
-        text += f"; {report.trusted} more chunks taken as published, for their owners kept their own part"
+        text += f"; {report.trusted} more chunks taken as published, for not every part of them is in the store"
     return "; ".join(filter(None, (text, rejections_text(report.rejected))))
