@@ -13,7 +13,7 @@ from pathlib import Path
 from atoll.entry import Entry
 from atoll.entry_names import kind_problem, may_be_given_unseen, meaning
 from atoll.entry_nearby import module_meant, script_meant
-from atoll.entry_script import idle_note, idle_problem, takes_context
+from atoll.entry_script import idle_note, idle_problem, takes_context, takes_nothing_else
 from atoll.entry_types import type_problem
 from atoll.errors import InvalidSpec, did_you_mean
 from atoll.spec import Task
@@ -142,6 +142,8 @@ def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
         return  # a decorator may change the signature
     spec = function.args
     named = [a.arg for a in spec.posonlyargs + spec.args]
+    if named and named[0] in task.args and takes_nothing_else(spec):
+        yield f"`{function.name}` gets `{named[0]}`, its context, from Atoll; no argument can take its place"
     context = named[:1] if named and named[0] not in task.args and takes_context(spec) else []
     accepted = set(named[len(context) :]) | {a.arg for a in spec.kwonlyargs}
     if spec.kwarg is None:

@@ -31,8 +31,20 @@ def takes_context(spec: ast.arguments) -> bool:
     positional = spec.posonlyargs + spec.args
     if not positional:
         return False
-    annotation = ast.unparse(positional[0].annotation) if positional[0].annotation else ""
-    return positional[0].arg in ("ctx", "context") or annotation.strip("'\"").endswith("ReplicaContext")
+    return positional[0].arg in ("ctx", "context") or _is_context(positional[0])
+
+
+def _is_context(parameter: ast.arg) -> bool:
+    annotation = ast.unparse(parameter.annotation) if parameter.annotation else ""
+    return annotation.strip("'\"").endswith("ReplicaContext")
+
+
+def takes_nothing_else(spec: ast.arguments) -> bool:
+    """Whether the first argument cannot be meant as anything but the context: `context` may be a number of tokens."""
+    if not takes_context(spec):
+        return False
+    first = (spec.posonlyargs + spec.args)[0]
+    return _is_context(first) or (first.annotation is None and first.arg == "ctx")
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef]:

@@ -77,7 +77,8 @@ def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome], *, could_restart
     # Those who failed alike blame the same one, or nobody; which of them was first is chance.
     rank = blamed[0] if blamed else min(outcome.rank for outcome in failed if list(_way(outcome)) == way)
     logs = f"atoll logs {shlex.quote(run_id)} --rank {rank}"
-    may_help = could_restart and cause.reason in (Reason.KILLED, Reason.PREEMPTED)
+    is_passing = cause.reason in (Reason.KILLED, Reason.PREEMPTED) or _is_of(cause, errors.StoreUnavailable)
+    may_help = could_restart and is_passing
     if any(_is_of(outcome, errors.QuorumLost) for outcome in failed) and not _is_of(cause, errors.RoundError):
         return f"{logs}; {better_text(could_restart=may_help)}"
     return f"{logs}; with {RESTARTS} a replica that ends so is started again" if may_help else logs

@@ -44,6 +44,8 @@ ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.S)
 """What becomes of an address in a `Path`: `s3:/bucket`."""
+_NEARLY = re.compile(rf"({'|'.join(STORES)}):(?!//)/?(.+)", re.S)
+"""An address that lacks a slash. A folder may be called so, but then it is there."""
 
 
 def executor(name: str, **settings: Any) -> Executor:
@@ -73,6 +75,9 @@ def store_uri(given: str | os.PathLike[str]) -> str:
     if text is not given and (mistaken := _ADDRESS.match(text)):
         meant = f"{mistaken[1]}://{mistaken[2]}"
         raise ConfigError(f"store `{text}`: a `Path` cannot hold an address", hint=f"give it as text: '{meant}'")
+    if (mistaken := _NEARLY.match(text)) and not os.path.isdir(text):
+        slashes = "///" if mistaken[1] == "file" else "//"
+        raise ConfigError(f"store `{text}`: an address has `://`", hint=f"write '{mistaken[1]}:{slashes}{mistaken[2]}'")
     if "://" in text:
         return text.rstrip("/") if not text.endswith("://") else text
     from urllib.parse import quote

@@ -45,7 +45,7 @@ def test_a_wait_lives_through_an_outage_and_says_since_when_it_goes_on(far):
     proxy.faults.append(Fault(times=math.inf, status=None))
     said = next(event["data"]["message"] for event in events if event["event"] == "no_answer")
     assert said.startswith("the store is out of reach since ")
-    assert "trying again, and the replicas go on" in said
+    assert "trying again, as replicas do" in said
     assert "retry_timeout" not in said
     proxy.faults.clear()
     said = next(event["data"]["message"] for event in events if event["event"] == "answer")
@@ -100,9 +100,12 @@ def test_an_outage_is_told_at_once_and_then_now_and_then():
     outage, trouble = Outage(clock), BackendUnavailable("throttled")
     first = outage.hear(trouble)
     assert first.startswith("the backend is out of reach since ")
-    assert first.endswith(": throttled; trying again, and the replicas go on")
+    assert first.endswith(": throttled; trying again, as replicas do")
     assert outage.hear(trouble) == ""
     clock.advance(20)
     assert outage.hear(trouble) == first == outage.text
+    outage.hear(BackendUnavailable("still throttled"))
+    assert "since" in outage.text
+    assert "still throttled" in outage.text
     assert outage.hear(None) == "the backend answers again, after 20s"
     assert outage.hear(None) == outage.text == ""

@@ -283,6 +283,21 @@ def test_a_script_that_never_calls_what_only_a_replica_could_is_let_through_with
     assert entry_check.check(Task("script.py:train"), root) == []
 
 
+@pytest.mark.parametrize("first", ["ctx", "c: ReplicaContext", "ctx: 'atoll.ReplicaContext'"])
+def test_no_argument_takes_the_place_of_the_context(root, first):
+    entry = script(root, f"def train({first}, lr=1):\n    pass\n") + ":train"
+    name = first.partition(":")[0]
+    with pytest.raises(InvalidSpec) as caught:
+        entry_check.check(Task(entry, args={name: 3}), root)
+    assert f"`train` gets `{name}`, its context, from Atoll" in caught.value.problems[0]
+
+
+@pytest.mark.parametrize("first", ["context", "context: int", "ctx: int"])
+def test_a_number_that_is_called_like_the_context_can_be_given(root, first):
+    entry = script(root, f"def train({first}, lr=1):\n    pass\n") + ":train"
+    assert entry_check.check(Task(entry, args={first.partition(":")[0]: 3}), root) == []
+
+
 def test_code_that_is_sent_elsewhere_is_checked_as_far_as_it_is_here(root):
     for entry, words in (
         ("job:Thing", "is a class"),

@@ -50,6 +50,24 @@ def test_an_address_in_a_path_object_is_refused_and_written_as_it_was_meant():
     assert caught.value.hint == "give it as text: 's3://bucket/runs'"
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("s3:/bucket/runs", "s3://bucket/runs"),
+        ("gs:bucket", "gs://bucket"),
+        ("memory:x", "memory://x"),
+        ("file:/tmp/runs", "file:///tmp/runs"),
+    ],
+)
+def test_an_address_that_lacks_a_slash_is_not_taken_for_a_folder(tmp_path, monkeypatch, given, meant):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"store `{given}`: an address has `://`") as caught:
+        registry.open_store(given)
+    assert caught.value.hint == f"write '{meant}'"
+    (tmp_path / "s3:").mkdir()
+    assert registry.store_uri("s3:") == f"file://{tmp_path}/s3%3A"
+
+
 @pytest.mark.parametrize(("given", "said"), [(None, "None"), ("", "''"), (7, "7"), (b"runs", r"bytes\(…\)")])
 def test_what_is_no_address_is_named(given, said):
     with pytest.raises(ConfigError, match=rf"a store is a URI or a path, .*, not {said}$"):

@@ -277,6 +277,13 @@ def test_an_error_that_blames_somebody_is_looked_up_there():
     assert ErrorReport.from_json({"type": "T", "message": "m", "of a later version": 1}) == ErrorReport("T", "m")
 
 
+def test_restarts_are_named_to_who_lost_its_store():
+    lost = replace(raised(0, "Traceback"), error=ErrorReport("atoll.errors.StoreUnavailable", "no answer"))
+    hint = "atoll logs r --rank 0; with `--max-restarts N` a replica that ends so is started again"
+    assert failure_hint("r", [lost], could_restart=True) == hint
+    assert failure_hint("r", [raised(0, "Traceback")], could_restart=True) == "atoll logs r --rank 0"
+
+
 def test_ranks_that_failed_alike_are_told_once():
     alike = [raised(rank, "Traceback:\n  here\nValueError: no") for rank in (0, 1, 2, 4)]
     text = failure_of(*alike[:3], raised(3, "Traceback:\n  there\nValueError: no"), alike[3])

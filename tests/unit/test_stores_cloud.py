@@ -169,6 +169,10 @@ def test_a_message_has_no_settings_of_the_client_and_nothing_twice() -> None:
     denied = "The operation lacked the privileges for path k: Error performing PUT http://h/k in 2ms - status code: 403"
     error = translated(Answer("PermissionDeniedError", denied, 403, None), "put", "s3://b", "k")
     assert error.message == "cannot put `k` in s3://b: The operation lacked the privileges for path k: status code: 403"
+    body = '<?xml version="1.0"?>\n<Error><Code>SlowDown</Code><Message>Be gentle.</Message><Id>9</Id></Error>'
+    busy = f"Generic S3 error: {effort}Server returned non-2xx status code: 503 Service Unavailable: {body}"
+    error = translated(Answer("GenericError", busy, 503, "SlowDown"), "get", "s3://b", "k")
+    assert error.message.endswith("503 Service Unavailable: SlowDown: Be gentle. (after 10 retries in 1.8s)")
     token = f"{effort.replace('http://h/b', 'http://h/latest/api/token')}no route"
     assert "/latest/api/token" in translated(Answer("GenericError", token, None, None), "put", "s3://b", "k").message
 

@@ -52,7 +52,7 @@ class Outage:
         self._clock = clock
         self._began: float | None = None
         self._told = 0.0
-        self._who = ""
+        self._who = self._since = ""
         self.text = ""
         """What is known of it; empty when there is none."""
 
@@ -63,12 +63,10 @@ class Outage:
             began, self._began, self.text = self._began, None, ""
             return "" if began is None else f"{self._who} answers again, after {durations.text(now - began)}"
         if self._began is None:
-            since = time.strftime("%H:%M:%S", time.localtime(self._clock.time()))
-            kind = "store" if isinstance(error, StoreError) else "backend"
-            self._began, self._told, self._who = now, now - _TOLD_EVERY_S, f"the {kind}"
-            self.text = (
-                f"the {kind} is out of reach since {since}: {error.message}; trying again, and the replicas go on"
-            )
+            self._since = time.strftime("%H:%M:%S", time.localtime(self._clock.time()))
+            self._began, self._told = now, now - _TOLD_EVERY_S
+        self._who = f"the {'store' if isinstance(error, StoreError) else 'backend'}"
+        self.text = f"{self._who} is out of reach since {self._since}: {error.message}; trying again, as replicas do"
         if now - self._told < _TOLD_EVERY_S:
             return ""
         self._told = now

@@ -54,8 +54,9 @@ class Memory:
         norms = self.norms.setdefault(commit.fragment, deque(maxlen=16))
         norms.append(statistics.median(c.norm for c in commit.contributions))
         self.rejections.update(refused.rank for refused in commit.rejected)
+        present = {*commit.ranks, *(refused.rank for refused in commit.rejected)}
         for rank in self.members:
-            self.absences[rank] = 0 if rank in commit.ranks else self.absences.get(rank, 0) + 1
+            self.absences[rank] = 0 if rank in present else self.absences.get(rank, 0) + 1
 
     def expected(self, rank: int, incarnation: int) -> dict[int, int]:
         """Rank → incarnation of everybody, if the last round had everybody and us among them; else empty."""

@@ -167,9 +167,10 @@ class Requests:
             except KeyExists:
                 self.spend(_PHASES[verb], began)
                 raise
-            except StoreUnavailable:
+            except StoreUnavailable as exc:
                 self.is_cut_off = True
                 if self.clock.monotonic() - began >= self._retry_s:
+                    exc.message = f"{exc.message}; asked again for {self._retry_s:g} s, which is `Tuning(retry_s=…)`"
                     raise
                 with self._lock:
                     self.counters.retries += 1

@@ -14,6 +14,8 @@ from atoll.installing import install_command
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_BODY = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*</Error>", re.S)
+_REMARK = re.compile(r"<Message>([^<]*)</Message>")
 _SORT = re.compile(r"^Generic \w+ error: (?:Error performing list request: )?")
 _EFFORT = re.compile(
     r"Error performing \w+ \S+ in (\S+?)(?:, after (\d+) retries, max_retries: \d+, retry_timeout: \S+)? +- "
@@ -52,10 +54,10 @@ class Answer:
     @property
     def words(self) -> str:
         """The text without what the message around it says already, and without the settings of the client."""
-        effort = _EFFORT.search(self.text)
+        text, effort = _BODY.sub(_said, self.text), _EFFORT.search(self.text)
         if effort is None or self.is_about_credentials:  # whom we asked for them is said nowhere else
-            return self.text
-        why = _SORT.sub("", self.text.replace(effort[0], ""))
+            return text
+        why = _SORT.sub("", text.replace(effort[0], ""))
         return why if effort[2] in (None, "0") else f"{why} (after {effort[2]} retries in {_short(effort[1])})"
 
     @property
@@ -110,6 +112,11 @@ def translated(answer: Answer, verb: str, uri: str, key: str) -> StoreError:
     if answer.code in _REFUSED | _STALE or answer.kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return StoreRefused(message, uri=uri, key=key, hint=_refusal_hint(answer, verb))
     return _by_status(answer, message, uri, key)
+
+
+def _said(body: re.Match[str]) -> str:
+    """What the body of an answer says, without its XML."""
+    return ": ".join(found[1] for found in (_CODE.search(body[0]), _REMARK.search(body[0])) if found) or body[0]
 
 
 def _by_status(answer: Answer, message: str, uri: str, key: str) -> StoreError:
