@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -18,9 +19,11 @@ pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+from wire.arms import Seat  # noqa: E402
 from wire.fitting import groups, needed_bytes  # noqa: E402
 from wire.report import Row  # noqa: E402
 from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
+from wire.team import _turn, whole_numbers  # noqa: E402
 from wire.walls import request_bound  # noqa: E402
 
 needs_nginx = pytest.mark.skipif(missing_parts() is not None, reason=f"{missing_parts()}; {INSTALL}")
@@ -50,6 +53,23 @@ GIB = 1 << 30
 )
 def test_ways_to_average_share_what_memory_there_is(available_gib, wanted):
     assert groups(ARMS, 8, GIB // 2, available_gib * GIB) == wanted
+
+
+def test_what_a_round_left_goes_right_before_the_next_one(tmp_path):
+    asked: list[str] = []
+
+    class Alone:
+        is_sum = True
+        facts = dict
+
+        def __getattr__(self, name: str) -> Callable[[int], None]:
+            return lambda round_no: asked.append(f"{name} {round_no}")
+
+    update = whole_numbers(1000, 0)
+    seat = Seat(0, 1, update, update.copy(), tmp_path)
+    for round_no in range(2):
+        _turn(Alone(), seat, round_no, Barrier(1), 1)
+    assert asked == ["prepare 0", "run 0", "tidy 0", "prepare 1", "run 1"]
 
 
 def test_every_way_to_average_but_gloo_takes_memory():

@@ -64,8 +64,8 @@ def test_an_address_that_lacks_a_slash_is_not_taken_for_a_folder(tmp_path, monke
     with pytest.raises(ConfigError, match=f"store `{given}`: an address has `://`") as caught:
         registry.open_store(given)
     assert caught.value.hint == f"write '{meant}'"
-    (tmp_path / "s3:").mkdir()
-    assert registry.store_uri("s3:") == f"file://{tmp_path}/s3%3A"
+    (tmp_path / "s3:runs").mkdir()
+    assert registry.store_uri("s3:runs") == f"file://{tmp_path}/s3%3Aruns"
 
 
 @pytest.mark.parametrize(("given", "said"), [(None, "None"), ("", "''"), (7, "7"), (b"runs", r"bytes\(…\)")])
