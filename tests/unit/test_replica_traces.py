@@ -58,6 +58,15 @@ def test_what_the_user_did_stays():
     assert text.endswith("ConfigError: ours\n")
 
 
+def test_where_nobody_but_us_had_a_part_our_frames_stay():
+    with pytest.raises(ConfigError) as caught:
+        open_store("s3:/bucket")
+    first = caught.value.__traceback__
+    assert first is not None
+    text = traceback_text(caught.value.with_traceback(first.tb_next))  # without the frame of this test
+    assert "/atoll/registry.py" in text
+
+
 def test_a_bug_of_ours_and_whoever_asks_for_it_is_shown_all(monkeypatch: pytest.MonkeyPatch):
     assert "/atoll/rounds/keys.py" in told(lambda: RoundKeys("r").claim(-1, 0), InternalError)
     store = MemoryStore()
