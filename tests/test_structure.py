@@ -32,6 +32,7 @@ FOUNDATION = {
     "entry",
     "home",
     "installing",
+    "keys",
     "suggestion",
 }
 MAY_IMPORT = {

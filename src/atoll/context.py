@@ -158,8 +158,18 @@ def _round(given: Any) -> int | None:
     return round_no  # type: ignore[no-any-return]
 
 
-def current() -> ReplicaContext:
-    """The context of the replica this process is; for scripts, which get no argument."""
-    from atoll.replica import worker
+_current: ReplicaContext | None = None
 
-    return worker.current_context()
+
+def current() -> ReplicaContext:
+    """Return the context of the replica that this process is, for scripts, which get no argument.
+
+    Raises `ConfigError` outside of a replica.
+    """
+    return _current or ReplicaContext.from_environment(os.environ)
+
+
+def make_current(context: ReplicaContext) -> None:
+    """Let `current()` return this context from now on; the replica calls it before user code runs."""
+    global _current
+    _current = context

@@ -9,8 +9,8 @@ from typing import Any
 
 from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreError
+from atoll.keys import RunKeys
 from atoll.result import ReplicaOutcome
-from atoll.rounds.keys import RunKeys
 from atoll.status import Progress
 from atoll.stores.base import Store
 

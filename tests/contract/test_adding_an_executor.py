@@ -15,9 +15,9 @@ import pytest
 from atoll.executors.base import Executor
 from atoll.registry import Row
 from atoll.spec import Placement
-from atoll.testing.benches import ScriptedBench
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
+from atoll.testing.scripted_bench import ScriptedBench
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-an-executor.md").read_text()
 

@@ -13,10 +13,11 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.spec import Placement
-from atoll.testing.benches import LocalBench, ScriptedBench
 from atoll.testing.executor_bench import Bench, Fault
 from atoll.testing.executor_contract import CLAUSES, ExecutorContract
 from atoll.testing.executor_contract_plan import CHANGES
+from atoll.testing.local_bench import LocalBench
+from atoll.testing.scripted_bench import ScriptedBench
 from atoll.testing.scripted_wire import ServiceError
 
 REJECTED = (AssertionError, pytest.fail.Exception, AtollError, ServiceError, StopIteration)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.testing.benches import LocalBench, ScriptedBench
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
+from atoll.testing.local_bench import LocalBench
+from atoll.testing.scripted_bench import ScriptedBench
 
 
 class TestLocal(ExecutorContract):

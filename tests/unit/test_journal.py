@@ -8,8 +8,8 @@ from atoll import journal
 from atoll.errors import Conflict, RunNotFound
 from atoll.handle import RunHandle
 from atoll.journal import Cancel
+from atoll.keys import RunKeys
 from atoll.registry import open_store
-from atoll.rounds.keys import RunKeys
 from atoll.spec import RunSpec
 from atoll.status import ON_REQUEST
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import BadKey, InternalError
+from atoll.keys import LogChunk, RankAttempt, RunKeys, bundle, index_key, index_prefix
 from atoll.names import run_id_problem
-from atoll.rounds.keys import LogChunk, RankAttempt, RoundKeys, RunKeys, bundle, index_key, index_prefix
+from atoll.rounds.keys import RoundKeys
 from atoll.stores.base import check_key
 
 KEYS = RunKeys("exp-1")

@@ -34,8 +34,8 @@ from atoll.context import (
     ReplicaContext,
 )
 from atoll.errors import AtollError, ConfigError, KeyExists
+from atoll.keys import RunKeys
 from atoll.replica.spool import Spool, write_json
-from atoll.rounds.keys import RunKeys
 from atoll.spec import DAY_S, Code, RunSpec
 
 _RANK_VARIABLES = (RANK, "JOB_COMPLETION_INDEX", "RANK")

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 from atoll.errors import KeyExists
+from atoll.keys import RunKeys
 from atoll.replica.spool import Attempt, read_record
-from atoll.rounds.keys import RunKeys
 from atoll.stores.base import Store
 
 CHUNK_BYTES = 4 << 20

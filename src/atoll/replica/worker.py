@@ -14,11 +14,11 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
-from atoll.context import ReplicaContext
+from atoll.context import ReplicaContext, make_current
 from atoll.entry import Entry, loading, object_problem, playing
 from atoll.errors import AtollError, ConfigError, CorruptUpdate, QuorumLost, StoreUnavailable
+from atoll.keys import RunKeys
 from atoll.replica.spool import Attempt, Spool, write_at_any_price
-from atoll.rounds.keys import RunKeys
 from atoll.status import Reason, ReplicaState
 from atoll.stores import file as file  # loaded before the fork, for every replica at once
 
@@ -27,24 +27,18 @@ _RESULT_DEPTH = 900
 """What is nested deeper could be written by a program that has raised its own limit, and then read by nobody."""
 _MOST_TEXT, _HEAD = 100_000, 20_000
 """Characters of a traceback that are kept, and how many of them from its beginning: that is where it went wrong."""
-_current: ReplicaContext | None = None
-
-
-def current_context() -> ReplicaContext:
-    """The context of this process; `ConfigError` if it is not a replica."""
-    return _current or ReplicaContext.from_environment(os.environ)
 
 
 def run(attempt: Attempt) -> int:
     """Be the replica that the environment describes. Returns the exit code; the outcome is in the spool by then."""
-    global _current
     started_at, pid = time.time(), os.getpid()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         context = ReplicaContext.from_environment(os.environ)
         task = _read_task(context)
-        _current = ReplicaContext.from_environment(os.environ, task["args"])
-        value = _perform(task, _current)
+        context = ReplicaContext.from_environment(os.environ, task["args"])
+        make_current(context)
+        value = _perform(task, context)
         # A child that user code forked and did not end comes here too; it is not the replica.
         report = _success(value, attempt) if os.getpid() == pid else {"exit_code": 0}
     except BaseException as exc:  # noqa: BLE001  whatever it was, it is recorded

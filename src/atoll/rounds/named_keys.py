@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from atoll.errors import BadKey, InvalidSpec
-from atoll.rounds.keys import number
+from atoll.keys import number
 
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")  # lower case: some file systems do not tell A from a
 _SEAT = re.compile(r"(\d{6,})\.(?:(\d{5,})\.(json|left)|floor)\Z")

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from atoll._time import backoff
 from atoll.errors import CorruptUpdate, Fenced, KeyNotFound, RanksMissing
-from atoll.rounds.keys import number
+from atoll.keys import number
 from atoll.rounds.named_keys import NamedKeys
 from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.records import member, text, texts, whole

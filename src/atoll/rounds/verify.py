@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from atoll.errors import CorruptUpdate, KeyNotFound, RoundError, RunNotFound
+from atoll.keys import RunKeys
 from atoll.rounds.blobs import sections
 from atoll.rounds.chunks import MeanName, inline_chunk, open_chunk, update_header
 from atoll.rounds.codec import F32, codec
 from atoll.rounds.codec_bf16 import from_bf16_bits
 from atoll.rounds.grid import Grid
-from atoll.rounds.keys import RoundKeys, RunKeys
+from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout, numpy_dtype
 from atoll.rounds.offers import Offer
 from atoll.rounds.outer import OuterRule, outer_step, state_digest

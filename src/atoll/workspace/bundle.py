@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from atoll import keys
 from atoll.errors import ConfigError, KeyExists, KeyNotFound
-from atoll.rounds import keys
 from atoll.workspace.entries import Entries, File, check_links, look_at, stamp
 from atoll.workspace.listing import list_files
 from atoll.workspace.manifest import Manifest, biggest_shares, count_text, largest_files, printable, size_text

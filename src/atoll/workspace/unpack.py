@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from atoll import keys
 from atoll.errors import ConfigError, StoreError
-from atoll.rounds import keys
 from atoll.workspace.bundle import MAX_BYTES, MAX_FILES
 from atoll.workspace.extract import OVERHEAD_BYTES, Refused, extract
 from atoll.workspace.manifest import size_text

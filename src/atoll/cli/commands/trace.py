@@ -14,8 +14,8 @@ from atoll.cli.options import run_argument, store_option
 from atoll.cli.output import Output, write
 from atoll.cli.runs import find_place, suggesting
 from atoll.errors import ConfigError, RoundError, RunNotFound
+from atoll.keys import RunKeys
 from atoll.names import key_name
-from atoll.rounds.keys import RunKeys
 from atoll.rounds.metrics import round_events, round_records
 from atoll.stores.base import Store
 from atoll.trace import chrome_trace, events_of, last_rounds

@@ -1,48 +1,19 @@
-"""Benches of the executors that need nothing but this machine: the local one, and the one of the scripted cloud."""
+"""The bench of the scripted executor, for the executor contract."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.executors.base import Plan
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
-from atoll.replica.spool import Spool
 from atoll.testing.executor_bench import Bench, Call
 from atoll.testing.scripted_service import ScriptedService
 from atoll.testing.scripted_wire import ScriptedServer
-
-
-@dataclass
-class LocalBench(Bench):
-    """The local executor, with spools and store in a folder of the test."""
-
-    @classmethod
-    def below(cls, folder: Path) -> LocalBench:
-        """Expects the variable `CONTRACT_VAULT` in this process: it is the secret."""
-        return cls(
-            "atoll.executors.local.executor:LocalExecutor",
-            store_uri(str(folder / "store")),
-            {"root": str(folder / "spools")},
-            secret=("env:CONTRACT_VAULT", "hunter2 hunter3"),
-        )
-
-    def forget(self, handle: RunHandle) -> None:
-        shutil.rmtree(f"/{handle.native_id}")
-
-    @contextmanager
-    def start_broken(self, plan: Plan, rank: int) -> Iterator[None]:
-        """A file lies where the shepherd wants to make the folder of this rank."""
-        folder = Spool(plan.request["label"]).attempt(rank, 0).root.parent
-        folder.parent.mkdir(parents=True)
-        folder.touch()
-        yield
 
 
 @dataclass
