@@ -33,7 +33,6 @@ FOUNDATION = {
     "entry",
     "home",
     "installing",
-    "suggestion",
 }
 MAY_IMPORT = {
     "stores": FOUNDATION | {"_passes"},

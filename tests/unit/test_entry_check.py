@@ -93,8 +93,8 @@ def refusal(root: str, entry: str, **args: Any) -> str:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("jbo:train", "there is no module `jbo` in `{root}`, did you mean `job`?"),
-        ("lbi.inner:train", "there is no module `lbi.inner` in `{root}`, did you mean `lib`?"),
+        ("jobs:train", "there is no module `jobs` in `{root}`, did you mean `job`?"),
+        ("libs.inner:train", "there is no module `libs.inner` in `{root}`, did you mean `lib`?"),
         ("lib.iner:train", "there is no module `lib.iner` in `{root}`, did you mean `lib.inner`?"),
         ("lib.inner.deep:train", "there is no module `lib.inner.deep` in `{root}`"),
         ("pycache:train", "there is no module `pycache` in `{root}`"),
