@@ -41,7 +41,7 @@ def plugins(cli, tmp_path: Path) -> None:
         (["status"], "issing argument 'RUN'", "`atoll status --help`"),
         (["run"], "what should run?", "atoll run module:function"),
         (["run", "job:tpyed"], "did you mean `typed`?", None),
-        (["run", "jobs:ok"], "did you mean `job`?", None),
+        (["run", "jobb:ok"], "did you mean `job`?", None),
         (["run", "job:sys"], "`sys` is a module; name a function of it: `sys:function`", None),
         (["run", "job.py"], "only defines functions, so it would do nothing; name one: `job.py:ok` or `job.py:", None),
         (["run", "wrods.py"], "did you mean `words.py`?", None),

@@ -93,7 +93,7 @@ def refusal(root: str, entry: str, **args: Any) -> str:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("jobs:train", "there is no module `jobs` in `{root}`, did you mean `job`?"),
+        ("jobb:train", "there is no module `jobb` in `{root}`, did you mean `job`?"),
         ("libs.inner:train", "there is no module `libs.inner` in `{root}`, did you mean `lib`?"),
         ("lib.iner:train", "there is no module `lib.iner` in `{root}`, did you mean `lib.inner`?"),
         ("lib.inner.deep:train", "there is no module `lib.inner.deep` in `{root}`"),
