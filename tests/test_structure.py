@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,6 @@ FOUNDATION = {
     "home",
     "installing",
     "keys",
-    "suggestion",
 }
 MAY_IMPORT = {
     "stores": FOUNDATION | {"_passes"},
@@ -123,6 +123,17 @@ def test_a_public_name_that_is_misspelt_says_which_one_may_be_meant(name, meant)
     with pytest.raises(AttributeError, match=f"module `atoll` has no attribute `{name}`, did you mean `{meant}"):
         getattr(atoll, name)
     assert not hasattr(atoll, name)
+
+
+def test_the_import_of_a_submodule_computes_no_suggestion(monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("atoll.errors.did_you_mean", lambda name, known: asked.append(name) or "")
+    submodules = [module.name for module in pkgutil.iter_modules(atoll.__path__)]
+    for name in [*submodules, "lunch"]:
+        with pytest.raises(AttributeError):
+            atoll.__getattr__(name)
+    assert "config" in submodules
+    assert asked == ["lunch"]
 
 
 def test_public_names_for_type_checkers_are_the_lazy_ones():

@@ -85,12 +85,18 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def _unknown(name: str) -> str:
-    words = f"module `atoll` has no attribute `{name}`"
-    if name.startswith("_"):  # asked for by tools, which look whether it is there
-        return words
+    message = f"module `atoll` has no attribute `{name}`"
+    if name.startswith("_") or _is_submodule(name):  # `from atoll import config` asks here before it imports
+        return message
     from atoll.errors import did_you_mean
 
-    return words + did_you_mean(name, sorted(_HOMES))
+    return message + did_you_mean(name, sorted(_HOMES))
+
+
+def _is_submodule(name: str) -> bool:
+    from importlib.machinery import PathFinder
+
+    return PathFinder.find_spec(f"{__name__}.{name}", __path__) is not None
 
 
 def __dir__() -> list[str]:

@@ -1,87 +1,63 @@
-"""What is wrong with the arguments of a call, in words for who wrote them: names that are not there, missing ones, and
-values that are not of the kind they must be.
+"""Checks of the values that users pass to the library: each problem names the argument, the value and the rule.
 
-Numbers that do not fit each other are found later, by those who know what they are for.
+Rules between several arguments are checked by the class or function that owns them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
-from types import MethodType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from atoll.errors import InvalidSpec, did_you_mean
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 _LONGEST = 60
 
 
 class Kind(NamedTuple):
-    """What an argument is, in words and as a test."""
+    """A rule for one argument: a description and a test."""
 
     words: str
     fits: Callable[[Any], bool]
     may_be_none: bool = False
 
     def problem(self, name: str, value: Any) -> str | None:
-        """Name, value and rule, if the value is something else."""
+        """Name, value and description, if the value breaks the rule."""
         if self.fits(value) or (value is None and self.may_be_none):
             return None
         return f"{name}={shown(value)}: {self.words}"
 
 
-def checked(
-    method: Callable[P, R],
-    kinds: Mapping[str, Kind],
-    hint: Callable[[Mapping[str, Any], str], str | None] = lambda _given, _called: None,
-) -> Callable[P, R]:
-    """The method, but it raises `InvalidSpec` with every argument that is not there, or not what it must be.
+def check_arguments(
+    called: str, given: Mapping[str, Any], kinds: Mapping[str, Kind], hint: str | None = None
+) -> dict[str, Any]:
+    """The arguments that `kinds` names, with numbers of numpy and torch as numbers of Python.
 
-    Numbers of numpy and torch are taken as those of Python, which can be written down for the other replicas.
+    Raises one `InvalidSpec` with every argument that is not of its kind; `hint` is what to do then.
     """
-    call_it: Callable[..., R] = method
-
-    @wraps(method)
-    def checking(*given: P.args, **named: P.kwargs) -> R:
-        bound = MethodType(method, given[0])
-        called = type(given[0]).__name__ + ("" if method.__name__ == "__init__" else f".{method.__name__}")
-        if problems := call_problems(bound, given[1:], named):
-            raise InvalidSpec(called, problems)
-        call = signature(bound).bind(*given[1:], **named)
-        call.arguments.update({name: plain(value) for name, value in call.arguments.items()})
-        if problems := list(_misfits(call.arguments, kinds)):
-            raise InvalidSpec(called, problems, hint=hint(call.arguments, called))
-        return call_it(given[0], *call.args, **call.kwargs)
-
-    return checking
+    values = {name: plain(given[name]) for name in kinds if name in given}
+    problems = [problem for name, value in values.items() if (problem := kinds[name].problem(name, value))]
+    if problems:
+        raise InvalidSpec(called, problems, hint=hint)
+    return values
 
 
-def checked_fields(kinds: Mapping[str, Kind]) -> Callable[[type[T]], type[T]]:
-    """A dataclass that looks at what it is given as `checked` does, and so do dataclasses that are made of it."""
-
-    def decorate(cls: type[T]) -> type[T]:
-        cls.__init__ = checked(cls.__init__, kinds)  # type: ignore[method-assign]
-        # Theirs is another `__init__`, that knows nothing of this one, but ends with what they inherit here.
-        cls.__post_init__ = _checked_after(getattr(cls, "__post_init__", None), kinds)  # type: ignore[attr-defined]
-        return cls
-
-    return decorate
+def check_fields(instance: object, kinds: Mapping[str, Kind]) -> None:
+    """`check_arguments` for the fields of a dataclass, which may be frozen: call it first in `__post_init__`."""
+    for name, value in check_arguments(type(instance).__name__, vars(instance), kinds).items():
+        object.__setattr__(instance, name, value)
 
 
 def plain(value: Any) -> Any:
     """A number of numpy or torch as one of Python; anything else as it is."""
-    # Asked of the class: an object may answer for any name, or raise anything.
+    # The class is asked: an instance may have a `__getattr__` that accepts any name or raises anything.
     is_array = hasattr(type(value), "ndim") and hasattr(type(value), "item")
     return value.item() if is_array and value.ndim == 0 else value
 
 
 def a(kind: type) -> Callable[[Any], bool]:
-    """Whether something is one of these."""
+    """A test for instances of a class."""
     return lambda value: isinstance(value, kind)
 
 
@@ -94,7 +70,7 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one that can be told as a float: finite, and not too large."""
+    """Whether the value is a number that fits into a float: finite, and not too large."""
     return (is_whole(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
@@ -109,61 +85,24 @@ SECONDS = Kind("seconds, 0 or more", lambda value: is_number(value) and value >=
 SECONDS_ABOVE_0 = Kind("seconds above 0", lambda value: is_number(value) and value > 0)
 
 
-def call_problems(function: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
-    """Why `function(*given, **named)` would not even begin; empty if it would."""
-    return list(_problems(list(signature(function).parameters.values()), given, named))
+def keyword_problems(function: Callable[..., Any], named: Mapping[str, Any]) -> list[str]:
+    """Why `function(**named)` would raise a `TypeError`: names it does not accept, and names it requires."""
+    parameters = signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    unknown = [] if any(p.kind is Parameter.VAR_KEYWORD for p in parameters) else [n for n in named if n not in names]
+    listed = f"; there are {', '.join(f'`{name}`' for name in names)}" if names else ""
+    missing = [p.name for p in parameters if p.name in names and p.default is Parameter.empty and p.name not in named]
+    return [
+        *(f"{name}: there is no such argument{did_you_mean(name, names) or listed}" for name in unknown),
+        *(f"{name}: missing" for name in missing),
+    ]
 
 
 def shown(value: object) -> str:
-    """A value in a few words: plain ones as they are written, others by their class."""
+    """A value for a message: a short `repr` of plain values, the class name of others."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is not None and not isinstance(value, bool | int | float | str | list | tuple | dict | set):
         return f"{type(value).__name__}(…)"
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-def _checked_after(then: Callable[[Any], None] | None, kinds: Mapping[str, Kind]) -> Callable[[Any], None]:
-    """A `__post_init__` that looks at the fields before its own work."""
-
-    def check(self: Any) -> None:
-        fields = {name: plain(getattr(self, name)) for name in kinds}
-        if problems := list(_misfits(fields, kinds)):
-            raise InvalidSpec(type(self).__name__, problems)
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)  # they are frozen
-        if then is not None:
-            then(self)
-
-    return check
-
-
-def _misfits(arguments: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[str]:
-    for name, kind in kinds.items():
-        if name in arguments and (problem := kind.problem(name, arguments[name])):
-            yield problem
-
-
-def _problems(parameters: list[Parameter], given: Sequence[Any], named: Mapping[str, Any]) -> Iterator[str]:
-    by_place = [p.name for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
-    by_name = [p.name for p in parameters if p.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
-    kinds = {p.kind for p in parameters}
-    if len(given) > len(by_place) and Parameter.VAR_POSITIONAL not in kinds:
-        first = given[len(by_place)]
-        yield f"{shown(first)}: only {_listed(by_place) or 'nothing'} can be given without a name"
-    filled = by_place[: len(given)]
-    for name in named:
-        if name in filled:
-            yield f"{name}: given twice"
-        elif name not in by_name and Parameter.VAR_KEYWORD not in kinds:
-            meant = did_you_mean(name, by_name) or (f"; there are {_listed(by_name)}" if by_name else "")
-            yield f"{name}: there is no such argument{meant}"
-    for parameter in parameters:
-        is_plain = parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        if is_plain and parameter.default is Parameter.empty and parameter.name not in (*filled, *named):
-            yield f"{parameter.name}: missing"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -14,9 +14,8 @@ from typing import Any
 
 from atoll.config_fields import FIELDS, OTHER_VARIABLES, PREFIX, SECTIONS, TABLES, is_table, table_problem
 from atoll.config_file import ConfigFile, find, read
-from atoll.errors import ConfigError, InvalidSpec, UnknownName, did_you_mean
+from atoll.errors import ConfigError, InvalidSpec, UnknownName, closest, did_you_mean
 from atoll.home import home
-from atoll.suggestion import closest
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from atoll.arguments import COUNT, INDEX, Kind, a, checked_fields, plain, shown
+from atoll.arguments import COUNT, INDEX, Kind, a, check_fields, plain, shown
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.names import ID_RULE, run_id_problem
 
@@ -69,7 +69,6 @@ _KINDS = {
 }
 
 
-@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class ReplicaContext:
     """What a replica knows about itself. Your function gets it as its first argument, `ctx`."""
@@ -83,6 +82,7 @@ class ReplicaContext:
     spool: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
         if self.rank >= self.world_size:
             rule = f"below world_size={self.world_size}, for ranks count from 0"
             raise InvalidSpec("ReplicaContext", [f"rank={self.rank}: {rule}"])

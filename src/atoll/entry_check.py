@@ -1,64 +1,49 @@
-"""A look at the user's source, without running it, so that a wrong name or argument is found before anything starts."""
+"""Checks an entry point in the user's source before anything starts, without running that source.
+
+The checks find the mistakes that users make: a misspelt file, module, function or keyword argument, and a class or
+coroutine in place of a function. What the source alone does not decide (decorators, names bound twice or at run time)
+is accepted here, and the replica finds out.
+"""
 
 from __future__ import annotations
 
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from atoll.entry import Entry
-from atoll.entry_names import kind_problem, may_be_given_unseen, meaning
-from atoll.entry_nearby import module_meant, script_meant
-from atoll.entry_script import idle_note, idle_problem, takes_context, takes_nothing_else
-from atoll.entry_types import type_problem
+from atoll.entry import Entry, unfit
 from atoll.errors import InvalidSpec, did_you_mean
 from atoll.spec import Task
 
+_BIND_AT_RUN_TIME = {"globals", "exec", "setattr", "__getattr__"}
 
-def check(task: Task, root: str) -> list[str]:
-    """Raise `InvalidSpec` if the entry point cannot be there, or its arguments cannot fit. Silent when unsure.
 
-    Returns what a person should know before it starts.
-    """
+def check(task: Task, root: str) -> None:
+    """Raise `InvalidSpec` if the entry point is not in `root` or on `sys.path`, or its arguments do not fit."""
     entry = Entry.parse(task.entry)
     path = os.path.join(root, entry.script) if entry.script else _find_here(entry.module or "", root)
     if path is None:
-        meant = module_meant(entry.module or "", root)
+        meant = _similar_module(entry.module or "", root)
         raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`{meant}"])
     if not os.path.isfile(path):
-        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`{script_meant(path)}"])
-    if not path.endswith(".py"):
-        return []
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`{_similar_script(path)}"])
     try:
-        return _read(task, entry, path)
-    except RecursionError:  # such as hundreds of `elif`: it may be as good as any
-        return []
+        _check_source(task, entry, path)
     except SyntaxError as exc:
         raise InvalidSpec("task", [f"entry=`{task.entry}`: {path}:{exc.lineno}: {exc.msg}"]) from exc
 
 
-def check_sent(task: Task, root: str) -> list[str]:
-    """The same for code that is sent elsewhere: what is not in `root` may be there, with another Python than ours."""
+def check_sent(task: Task, root: str) -> None:
+    """The same for code that runs on other machines: they may have files and a version of Python that are not here."""
     entry = Entry.parse(task.entry)
     path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root])
-    if path is None or not path.endswith(".py") or not os.path.isfile(path):
-        return []
-    with suppress(SyntaxError, RecursionError):
-        return _read(task, entry, path)
-    return []
-
-
-def _read(task: Task, entry: Entry, path: str) -> list[str]:
-    """What is to be known of the source in this file; `InvalidSpec` with every problem."""
-    tree = ast.parse(Path(path).read_bytes(), path)
-    if problems := [f"entry=`{task.entry}`: {text}" for text in _problems(tree, entry, task)]:
-        raise InvalidSpec("task", problems)
-    note = idle_note(tree, task.entry) if entry.function is None else None
-    return [note] if note else []
+    if path is not None and os.path.isfile(path):
+        with suppress(SyntaxError):
+            _check_source(task, entry, path)
 
 
 def extra_path(entry: Entry, root: str) -> str | None:
@@ -75,8 +60,11 @@ def extra_path(entry: Entry, root: str) -> str | None:
     return os.path.abspath(place)
 
 
+# ---- files and modules
+
+
 def _find_here(module: str, root: str) -> str | None:
-    """The file of a module in `root`, on our `sys.path`, or where a finder knows it: some `pip install -e` add one."""
+    """The file of a module in `root`, on `sys.path`, or known to a finder that `pip install -e` has added."""
     if found := _find(module, [root, *sys.path]):
         return found
     top, _, rest = module.partition(".")
@@ -98,77 +86,143 @@ def _find(module: str, places: list[str]) -> str | None:
     return origin
 
 
-def _problems(tree: ast.Module, entry: Entry, task: Task) -> Iterator[str]:
-    if (function := entry.function) is None:
-        yield from filter(None, [idle_problem(tree, task.entry)])
+def _similar_module(module: str, root: str) -> str:
+    """`, did you mean `package.train`?` for the first part of the name that does not exist; or nothing."""
+    folder, found = root, ""
+    for part in module.split("."):
+        files = _names(folder)
+        there = [name.removesuffix(".py") for name in files if name.endswith(".py")]
+        there += [name for name in files if os.path.isdir(os.path.join(folder, name))]
+        if part not in there:
+            return did_you_mean(found + part, [found + name for name in there if name.isidentifier()])
+        folder, found = os.path.join(folder, part), f"{found}{part}."
+    return ""
+
+
+def _similar_script(path: str) -> str:
+    folder, name = os.path.split(path)
+    return did_you_mean(name, [other for other in _names(folder) if other.endswith(".py")])
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+# ---- functions and arguments
+
+
+def _check_source(task: Task, entry: Entry, path: str) -> None:
+    if not path.endswith(".py"):
         return
-    node = meaning(tree, function)
-    is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    if not is_definition and may_be_given_unseen(tree, function):
+    try:
+        tree = ast.parse(Path(path).read_bytes(), path)
+        problems = list(
+            _script_problems(tree, task) if entry.function is None else _problems(tree, entry.function, task)
+        )
+    except RecursionError:  # deeply nested source, such as hundreds of `elif`, may still be valid
         return
-    if problem := kind_problem(node, function):
-        yield problem
-    elif isinstance(node, ast.FunctionDef):
-        yield from _argument_problems(node, task)
-    elif node is None and not _may_define(tree, function):
+    if problems:
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: {problem}" for problem in problems])
+
+
+def _script_problems(tree: ast.Module, task: Task) -> Iterator[str]:
+    """A script that runs as a program has to do something besides defining a function for a replica to call."""
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _takes_context(node.args)]
+    if functions and all(map(_only_defines, tree.body)):
+        yield f"the script only defines functions, so it would do nothing; name one: `{task.entry}:{functions[0]}`"
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return not node.decorator_list
+        case ast.Assign() | ast.AnnAssign():
+            return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+        case _:
+            return False
+
+
+def _problems(tree: ast.Module, name: str, task: Task) -> Iterator[str]:
+    bindings = list(_bindings(tree.body, name))
+    if not bindings and not _may_bind_at_run_time(tree, name):
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-        yield f"no function `{function}` there{did_you_mean(function, [*defined, *_imported(tree)])}"
+        imported = [
+            alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        ]
+        yield f"no function `{name}` there{did_you_mean(name, [*defined, *imported])}"
+    elif len(bindings) == 1 and bindings[0] in tree.body:
+        match bindings[0]:
+            case ast.ClassDef(decorator_list=[]):
+                yield unfit(name, "class")
+            case ast.AsyncFunctionDef(decorator_list=[]):
+                yield unfit(name, "async")
+            case ast.FunctionDef(decorator_list=[]) as function:
+                yield from _argument_problems(function, task)
 
 
-def _imported(tree: ast.Module) -> set[str]:
-    """The names that other modules gave this one: a function may be among them."""
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
-    return {alias.asname or alias.name for node in imports for alias in node.names}
+def _bindings(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.AST]:
+    """What gives the name a value when the module is loaded; bodies of functions and classes do not count."""
+    for node in nodes:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                is_binding = node.name == name
+            case ast.alias():
+                is_binding = (node.asname or node.name.partition(".")[0]) in (name, "*")
+            case ast.Name():
+                is_binding = node.id == name and isinstance(node.ctx, ast.Store)
+            case _:
+                yield from _bindings(ast.iter_child_nodes(node), name)
+                continue
+        if is_binding:
+            yield node
 
 
-def _may_define(tree: ast.Module, name: str) -> bool:
-    """Whether the module could have the name in a way we cannot see: assignment, import, class, star, condition."""
-    unseen = (node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.Expr))
-    if any(_names(inner, name) for node in unseen for inner in ast.walk(node)):
-        return True
-    return meaning(tree, "__getattr__") is not None
-
-
-def _names(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id == name
-    if isinstance(node, ast.alias):
-        return name in (node.asname or node.name, node.name.partition(".")[0]) or node.name == "*"
-    return getattr(node, "name", None) == name
+def _may_bind_at_run_time(tree: ast.Module, name: str) -> bool:
+    """Whether the module may get the name from code that computes names, or from inside a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global) and name in node.names:
+            return True
+        if getattr(node, "id", getattr(node, "name", None)) in _BIND_AT_RUN_TIME:
+            return True
+    return False
 
 
 def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
-    if function.decorator_list:
-        return  # a decorator may change the signature
     spec = function.args
-    named = [a.arg for a in spec.posonlyargs + spec.args]
-    if named and named[0] in task.args and takes_nothing_else(spec):
-        yield f"`{function.name}` gets `{named[0]}`, its context, from Atoll; no argument can take its place"
-    context = named[:1] if named and named[0] not in task.args and takes_context(spec) else []
-    accepted = set(named[len(context) :]) | {a.arg for a in spec.kwonlyargs}
+    positional = [a.arg for a in spec.posonlyargs + spec.args]
+    if positional and positional[0] in task.args and _is_surely_context(spec):
+        yield f"`{function.name}` gets `{positional[0]}`, its context, from Atoll; no argument can take its place"
+    has_context = _takes_context(spec) and positional[0] not in task.args
+    accepted = sorted({*positional[has_context:], *(a.arg for a in spec.kwonlyargs)})
     if spec.kwarg is None:
+        listed = f"; it takes {', '.join(f'`{name}`' for name in accepted) or 'none'}"
         for name in task.args:
             if name not in accepted:
-                yield f"`{function.name}` takes no argument `{name}`{_meant(name, accepted)}"
-    defaults = _defaults(spec)
-    for name in sorted(accepted - set(defaults) - set(task.args)):
-        yield f"`{function.name}` needs an argument `{name}`"
-    for parameter in spec.posonlyargs + spec.args + spec.kwonlyargs:
-        if parameter.arg in accepted and parameter.arg in task.args:
-            problem = type_problem(parameter, defaults.get(parameter.arg), task.args[parameter.arg])
-            if problem is not None:
-                yield f"`{function.name}`: {problem}"
+                yield f"`{function.name}` takes no argument `{name}`{did_you_mean(name, accepted) or listed}"
+    optional = {a.arg for a, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is not None}
+    optional |= set(positional[len(positional) - len(spec.defaults) :])
+    for name in accepted:
+        if name not in optional and name not in task.args:
+            yield f"`{function.name}` needs an argument `{name}`"
 
 
-def _meant(name: str, accepted: set[str]) -> str:
-    """The argument that was meant, or all there are."""
-    listed = ", ".join(f"`{other}`" for other in sorted(accepted))
-    return did_you_mean(name, sorted(accepted)) or (f"; it takes {listed}" if listed else "; it takes none")
+def _takes_context(spec: ast.arguments) -> bool:
+    """Whether the first argument is the replica's context, by its name or its annotation."""
+    first = next(iter(spec.posonlyargs + spec.args), None)
+    return first is not None and (first.arg in ("ctx", "context") or _is_annotated_context(first))
 
 
-def _defaults(spec: ast.arguments) -> dict[str, ast.expr]:
-    """The parameters that have a default, and what it is."""
-    positional = [a.arg for a in spec.posonlyargs + spec.args]
-    found = dict(zip(positional[len(positional) - len(spec.defaults) :], spec.defaults, strict=True))
-    keyword = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
-    return found | {a.arg: default for a, default in keyword if default is not None}
+def _is_surely_context(spec: ast.arguments) -> bool:
+    """Whether the first argument cannot be anything but the context: `context` may be a number of tokens."""
+    first = (spec.posonlyargs + spec.args)[0]
+    return _is_annotated_context(first) or (first.arg == "ctx" and first.annotation is None)
+
+
+def _is_annotated_context(parameter: ast.arg) -> bool:
+    annotation = ast.unparse(parameter.annotation) if parameter.annotation else ""
+    return annotation.strip("'\"").endswith("ReplicaContext")

@@ -37,12 +37,15 @@ with `translating`, and stay available as `__cause__`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.result import RunResult
+
+_SIMILAR = 0.75
+"""difflib's ratio from which a name counts as a misspelling: one wrong letter of four."""
 
 
 class AtollError(Exception):
@@ -311,12 +314,19 @@ def translating(table: dict[type[Exception], type[AtollError]], message: str, **
         raise
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """`, did you mean `x`?` or nothing; with several names that are just as close, `x` or `y`."""
-    from atoll.suggestion import likely
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` may be a misspelling of. Case does not count. A wrong guess is worse than none."""
+    from difflib import get_close_matches
 
-    close = [f"`{other}`" for other in likely(name, known)]
-    return f", did you mean {' or '.join(close)}?" if close else ""
+    others = {other.lower(): other for other in known if other != name}
+    found = get_close_matches(name.lower(), others, n=1, cutoff=_SIMILAR)
+    return others[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`, did you mean `x`?` or nothing."""
+    meant = closest(name, known)
+    return f", did you mean `{meant}`?" if meant else ""
 
 
 def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:

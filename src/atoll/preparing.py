@@ -42,11 +42,12 @@ def task_alone(entry: str | Callable[..., Any], code: Code, spec: Mapping[str, A
         return None
 
 
-def check_entry(task: Task, workspace: str | None) -> list[str]:
-    """What is to be known of the entry point; `InvalidSpec` if it cannot be in code that is here to be looked at."""
+def check_entry(task: Task, workspace: str | None) -> None:
+    """Raise `InvalidSpec` if the code is on this machine and the entry point does not fit it."""
     if task.code.root is not None:
-        return entry_check.check(task, task.code.root)
-    return [] if workspace is None else entry_check.check_sent(task, workspace)
+        entry_check.check(task, task.code.root)
+    elif workspace is not None:
+        entry_check.check_sent(task, workspace)
 
 
 def with_path(built: RunSpec) -> RunSpec:

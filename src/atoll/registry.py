@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atoll.arguments import call_problems, shown
+from atoll.arguments import keyword_problems, shown
 from atoll.errors import ConfigError, UnknownName
 from atoll.installing import install_command
 
@@ -55,7 +55,7 @@ def executor(name: str, **settings: Any) -> Executor:
     try:
         return adapter(**settings)  # type: ignore[no-any-return]
     except TypeError as exc:
-        problems = call_problems(adapter, (), settings)
+        problems = keyword_problems(adapter, settings)
         raise ConfigError(f"settings of executor `{name}`: {'; '.join(problems) or exc}") from exc
 
 

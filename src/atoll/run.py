@@ -92,7 +92,8 @@ def prepare(
     code, bundle = found or (Code.image(), None)
     built = problems.trying(lambda: RunSpec.build(entry, code=code, **spec))
     task = built.task if built is not None else task_alone(entry, code, spec)
-    notes = problems.trying(lambda: check_entry(task, workspace)) if task is not None else None
+    if task is not None:
+        problems.trying(lambda: check_entry(task, workspace))
     plan = None
     if executor is not None and built is not None:
         context = RunContext(built.run_id, opened.uri if opened is not None else str(uri))
@@ -102,7 +103,7 @@ def prepare(
     assert opened is not None
     assert built is not None
     assert plan is not None
-    return Draft(with_path(built), executor, opened, replace(plan, notes=(*(notes or ()), *plan.notes)), bundle)
+    return Draft(with_path(built), executor, opened, plan, bundle)
 
 
 def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:

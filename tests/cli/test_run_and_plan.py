@@ -19,13 +19,6 @@ def test_run_waits_shows_progress_on_stderr_and_results_on_stdout(cli):
     assert "\x1b" not in done.stderr
 
 
-def test_a_script_that_never_calls_what_only_a_replica_could_gets_a_note(cli):
-    (cli.folder / "forgetful.py").write_text("print('hello')\ndef train(ctx):\n    return 1\n")
-    done = cli("run", "forgetful.py")
-    assert done.code == 0, done.stderr
-    assert "note: the script never calls `train`; if that is what should run: `forgetful.py:train`" in done.stderr
-
-
 def test_run_that_fails_is_code_1_with_the_remote_traceback(cli):
     done = cli("run", "job:bad", "-n", 2)
     assert done.code == 1
@@ -99,12 +92,6 @@ def test_null_is_an_argument_like_any_other(cli, words):
     done = cli("run", "job:ok", "--arg", "steps=1", *words, "--json")
     assert done.code == 0
     assert cli("logs", done.data["run_id"]).stdout == "rank 0 step 0 None\n"
-
-
-def test_null_for_a_number_is_refused(cli):
-    done = cli("run", "job:typed", "--arg", "lr=null")
-    assert done.code == 2
-    assert "wants a number, not null" in done.stderr
 
 
 def test_the_same_run_id_adopts_and_other_content_is_a_conflict(cli):

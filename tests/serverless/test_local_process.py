@@ -38,7 +38,7 @@ def test_it_is_the_protocol_to_the_letter(executor):
     assert (launch["gpu"].default, launch["timeout"].default) == (None, 3600)
     assert inspect.signature(executor.stream_logs).parameters["n_lines"].default == 200
     assert inspect.signature(executor.collect).parameters["timeout"].default is None
-    assert executor.backend_name == "local"
+    assert executor.backend_name == "local_process"
     assert executor.supports_inter_replica_network is True
 
 
@@ -137,7 +137,7 @@ def test_a_foreign_or_broken_handle_is_refused(executor):
     with pytest.raises(ConfigError, match="`modal`"):
         executor.poll(ReplicaHandle(0, "modal", {}))
     with pytest.raises(ConfigError, match="no run_id, run, store"):
-        executor.poll(ReplicaHandle(0, "local", {}))
+        executor.poll(ReplicaHandle(0, "local_process", {}))
 
 
 def test_arguments_that_do_not_fit_are_refused_before_anything_starts(executor):

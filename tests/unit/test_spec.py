@@ -171,7 +171,7 @@ def test_an_unknown_field_is_refused_with_the_one_that_may_be_meant():
     with pytest.raises(InvalidSpec) as caught:
         RunSpec.build("m:f", gpus=8, stroe="./runs", colour="red", cpus=-1)
     gpus, store, colour, cpus = caught.value.problems
-    assert gpus == "gpus: there is no such argument, did you mean `cpus` or `gpu`?"
+    assert gpus == "gpus: there is no such argument, did you mean `gpu`?"
     assert store == "stroe: there is no such argument, did you mean `store`?"
     assert colour.startswith("colour: there is no such argument; a placement has replicas, gpu, cpus, ")
     assert cpus.startswith("cpus=`-1`")

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 
 from atoll import config, index, journal, registry
 from atoll.config import Config
-from atoll.errors import RunNotFound
+from atoll.errors import RunNotFound, closest
 from atoll.handle import RunHandle
 from atoll.run import Run, attach
 from atoll.stores.base import Store
-from atoll.suggestion import closest
 from atoll.witness import Witness
 
 

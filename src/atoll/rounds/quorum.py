@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from atoll.arguments import SECONDS, SECONDS_ABOVE_0, Kind, checked_fields, is_count, is_number, one_of
+from atoll.arguments import SECONDS, SECONDS_ABOVE_0, Kind, check_fields, is_count, is_number, one_of
 from atoll.errors import InvalidSpec
 
 
@@ -50,7 +50,6 @@ _KINDS = {
 }
 
 
-@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class Quorum:
     """How many updates a round needs, and how long to wait for more.
@@ -68,6 +67,7 @@ class Quorum:
     """`continue` goes on without an update that failed a check; `stop` ends the run, naming it."""
 
     def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
         if self.deadline_s < self.grace_s != _GRACE_S:  # a grace that nobody has chosen just ends with the deadline
             rule = f"at most deadline_s={self.deadline_s:g}: no round waits for longer than that"
             raise InvalidSpec("Quorum", [f"grace_s={self.grace_s:g}: {rule}"])

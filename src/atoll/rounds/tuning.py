@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.arguments import COUNT, INDEX, SECONDS, SECONDS_ABOVE_0, SWITCH, Kind, checked_fields, is_count, is_number
+from atoll.arguments import COUNT, INDEX, SECONDS, SECONDS_ABOVE_0, SWITCH, Kind, check_fields, is_count, is_number
 
 _KINDS = {
     "connections": Kind("a whole number from 1, or None for as many as are good", is_count, may_be_none=True),
@@ -26,7 +26,6 @@ _KINDS = {
 }
 
 
-@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class Tuning:
     """Settings of one replica that need not be equal everywhere."""
@@ -57,3 +56,6 @@ class Tuning:
     """How long other ranks let rank 0 publish the initial weights."""
     retry_s: float = 120.0
     """How long an unavailable store is asked again."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, _KINDS)

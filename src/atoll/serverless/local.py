@@ -16,7 +16,7 @@ from atoll.serverless.protocol import ReplicaHandle
 class LocalProcessExecutor(Facade):
     """Replicas are processes here. `store` is where their results and logs are kept."""
 
-    backend_name = "local"
+    backend_name = "local_process"
     supports_inter_replica_network = True
 
     def __init__(

@@ -1,9 +1,10 @@
-"""What kind of thing each argument of `atoll.DiLoCo` is, looked at before anything is done with any of them."""
+"""The rules for the arguments of `atoll.DiLoCo`, which are checked before any of them is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,18 +18,12 @@ from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum
 from atoll.training.feed import Stateful
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def checked(method: Callable[P, R]) -> Callable[P, R]:
-    """A method of `DiLoCo` that raises `InvalidSpec` with every argument that is not there, or not what it must be."""
-    return arguments.checked(method, _KINDS, _hint)
-
-
-def _hint(given: Mapping[str, Any], called: str) -> str | None:
+def check_arguments(called: str, given: Mapping[str, Any]) -> SimpleNamespace:
+    """The arguments of a method of `DiLoCo`, checked and with plain numbers; `given` is its `locals()`."""
     is_swapped = isinstance(given.get("model"), Optimizer) and isinstance(given.get("inner_optimizer"), nn.Module)
-    return f"the model comes first: `{called}(model, inner_optimizer, …)`" if is_swapped else None
+    hint = f"the model comes first: `{called}(model, inner_optimizer, …)`" if is_swapped else None
+    return SimpleNamespace(**arguments.check_arguments(called, given, _KINDS, hint))
 
 
 def _is_quorum(value: object) -> bool:

@@ -32,7 +32,7 @@ from atoll.rounds.quorum import Quorum, at_least
 from atoll.rounds.requests import Counters
 from atoll.training import buffers as buffer_policy
 from atoll.training import feedback, rng
-from atoll.training.arguments import checked
+from atoll.training.arguments import check_arguments
 from atoll.training.buffers import BufferPolicy
 from atoll.training.checkpoint import Checkpoint, Checkpoints
 from atoll.training.feed import Feed, Stateful, elements
@@ -68,7 +68,6 @@ class DiLoCo:
     `stateful`: more to save with a checkpoint, such as `{"scheduler": scheduler}`.
     """
 
-    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -92,23 +91,24 @@ class DiLoCo:
         tuning: Tuning | None = None,
         chunk: int | None = None,
     ) -> None:
-        self._stream = Stream.of(inner_steps, fragments, delay, alpha, eager)
+        given = check_arguments(type(self).__name__, locals())
+        self._stream = Stream.of(given.inner_steps, given.fragments, given.delay, given.alpha, given.eager)
         self._model, self._buffers = model, buffers
         self._inner = InnerOptimizers(inner_optimizer)
         refuse_strangers(model, self._inner)
         self.ctx = ctx or current()
-        self.inner_steps = inner_steps
-        self._quorum = at_least(quorum) if isinstance(quorum, int) else quorum or Quorum()
-        self._every, self._snapshot_every = checkpoint, snapshot
+        self.inner_steps = given.inner_steps
+        self._quorum = at_least(given.quorum) if isinstance(given.quorum, int) else given.quorum or Quorum()
+        self._every, self._snapshot_every = given.checkpoint, given.snapshot
         self._stateful = dict(stateful or {})
         self._clock = StoppableClock()
-        self._pace = Pace(fragments)
+        self._pace = Pace(given.fragments)
         self._last_round: int | None = None
         self._feed: Feed[Any] | None = None
         self._saved: dict[str, Any] = {}
         self._checkpoints = Checkpoints(self.ctx.store, self.ctx.run_id, self.ctx.rank)
         self._progress = Progress(self.ctx)
-        self._start(outer or Nesterov(), codec, error_feedback, mean_codec=mean_codec, tuning=tuning, chunk=chunk)
+        self._start(outer or Nesterov(), codec, error_feedback, mean_codec=mean_codec, tuning=tuning, chunk=given.chunk)
 
     def _start(self, rule: OuterRule, codec: str | None, error_feedback: bool | None, **options: Any) -> None:
         vector = ModelVector(self._model, self._buffers, self._stream.fragments)
@@ -162,7 +162,6 @@ class DiLoCo:
         """The part of the time of all exchanges so far during which this replica trained."""
         return self._client.hidden_share
 
-    @checked
     def steps(
         self, batches: Iterable[Batch], *, rounds: int, weigh: Callable[[Batch], float] = elements
     ) -> Iterator[Batch]:
@@ -171,6 +170,10 @@ class DiLoCo:
         `batches` is gone through again when it ends. `weigh` says what a batch counts in the weighted mean, its tokens
         for instance; by default the elements of its first tensor. At the end the model has the agreed weights.
         """
+        given = check_arguments(f"{type(self).__name__}.steps", locals())
+        return self._steps(batches, given.rounds, weigh)
+
+    def _steps(self, batches: Iterable[Batch], rounds: int, weigh: Callable[[Batch], float]) -> Iterator[Batch]:
         self._last_round = rounds
         if self._loop.begun < rounds:
             self._feed = Feed(batches, self._saved.pop("data", None))
@@ -385,7 +388,6 @@ class DiLoCo:
 class LocalSGD(DiLoCo):
     """Plain averaging of weights every `inner_steps` steps: `DiLoCo` with `outer=Average()`."""
 
-    @checked
     def __init__(
         self,
         model: nn.Module,

@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from atoll.arguments import checked_fields
 from atoll.errors import CorruptUpdate
 from atoll.rounds.codec import F32, as_bytes
-from atoll.rounds.outer import KINDS, OuterRule, outer_step, state_digest
+from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.stores.base import Buffer
 
 _PLAIN = OuterRule("nesterov", 1.0, 0.0)
 _TILE = 1 << 16
 
 
-@checked_fields(KINDS)
 @dataclass(frozen=True)
 class Nesterov(OuterRule):
     """SGD with Nesterov momentum on the mean update, as `torch.optim.SGD(nesterov=True)`. `momentum=0` is plain SGD."""
@@ -31,7 +29,6 @@ class Nesterov(OuterRule):
     momentum: float = 0.9
 
 
-@checked_fields(KINDS)
 @dataclass(frozen=True)
 class Average(OuterRule):
     """The new weights are the mean of the replicas' weights: local SGD, FedAvg."""

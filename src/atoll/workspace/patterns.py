@@ -1,7 +1,6 @@
-"""The lines of an ignore file as patterns, matched byte for byte the way git matches them. Pure.
+"""Parses the lines of an ignore file and matches paths byte for byte as git does. Pure.
 
-We translate patterns ourselves: the libraries for it match whole subtrees where git matches one path, so they judge
-`!*/`, `d/**` and nested negations differently. The tests compare every answer with git's own.
+`docs/decisions/0007-ignore-patterns.md` compares git, `pathspec` and this module. The tests compare it with git.
 """
 
 from __future__ import annotations

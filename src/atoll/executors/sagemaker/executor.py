@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.arguments import call_problems
+from atoll.arguments import keyword_problems
 from atoll.context import RUN_ID, STORE, RunContext
 from atoll.errors import InvalidSpec, RunNotFound, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan
@@ -52,7 +52,7 @@ class SageMakerTrainingExecutor:
         clock: Clock = SYSTEM_CLOCK,
         **job: Any,
     ) -> None:
-        if problems := call_problems(JobSettings, (), job):
+        if problems := keyword_problems(JobSettings, job):
             raise InvalidSpec(f"settings of executor `{self.name}`", problems)
         self._settings = JobSettings(**job)
         self._gateway = Gateway(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from threading import Lock
 from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
-from atoll.errors import AtollError, MissingExtra
+from atoll.errors import AtollError
 from atoll.executors.sagemaker import errors
 from atoll.executors.sagemaker.pace import Pace
+from atoll.extras import require
 
+_EXTRA = "sagemaker"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 
 
@@ -30,10 +31,11 @@ class Gateway:
         clock: Clock,
         clients: Mapping[str, Any],
     ) -> None:
-        self._boto3 = sdk("boto3")
-        vendor = sdk("botocore.exceptions")
-        garbled = sdk("botocore.parsers").ResponseParserError  # of no family; a proxy's page in place of an answer
-        self._vendor_errors = (vendor.ClientError, vendor.BotoCoreError, garbled)
+        self._boto3 = require("boto3", extra=_EXTRA)
+        vendor = require("botocore.exceptions", extra=_EXTRA)
+        parsers = require("botocore.parsers", extra=_EXTRA)
+        # A proxy's page in place of an answer is a ResponseParserError, which has no base class of botocore's.
+        self._vendor_errors = (vendor.ClientError, vendor.BotoCoreError, parsers.ResponseParserError)
         self._timeout_s, self._patience_s, self._clock = timeout_s, patience_s, clock
         self._given = {service: client for service, client in clients.items() if client is not None}
         self._made: dict[tuple[str, str | None], Any] = {}
@@ -103,7 +105,7 @@ class Gateway:
         where = (service, region or self.region)
         with self._lock:
             if where not in self._made:
-                config = sdk("botocore.config").Config(
+                config = require("botocore.config", extra=_EXTRA).Config(
                     connect_timeout=min(10.0, self._timeout_s),
                     read_timeout=self._timeout_s,
                     retries={"mode": "standard", "total_max_attempts": 1},
@@ -118,25 +120,15 @@ class Gateway:
             self._session = self._new_session()
 
     def _new_session(self) -> Any:
-        inner = sdk("botocore.session").get_session()
+        inner = require("botocore.session", extra=_EXTRA).get_session()
         inner.register_component("data_loader", _loader())
         return self._boto3.Session(botocore_session=inner)
-
-
-def sdk(module: str) -> Any:
-    """A module of boto3, which may not be installed."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in ("boto3", "botocore"):
-            raise
-        raise MissingExtra("boto3", extra="sagemaker") from exc
 
 
 @cache
 def _loader() -> Any:
     """Service models are large; each is read once in a process."""
-    return sdk("botocore.loaders").create_loader()
+    return require("botocore.loaders", extra=_EXTRA).create_loader()
 
 
 def _may_pass(error: AtollError) -> bool:

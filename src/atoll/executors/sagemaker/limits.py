@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 MOST_RUNTIME_S = 28 * 86_400
@@ -63,7 +63,6 @@ class Fields:
     """A structure."""
 
     members: Mapping[str, Any]
-    required: frozenset[str] = field(default_factory=frozenset)
 
 
 _S3 = r"(https|s3)://([^/]+)/?(.*)"
@@ -79,12 +78,10 @@ CREATE_TRAINING_JOB = Fields(
                 "TrainingInputMode": Choice(),
                 "ContainerEntrypoint": Each(Text(0, 256, ".*"), 1, 100),
             },
-            frozenset({"TrainingInputMode"}),
         ),
         "RoleArn": Text(20, 2048, r"arn:aws[a-z\-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "role_arn"),
         "OutputDataConfig": Fields(
             {"S3OutputPath": Text(0, 1024, _S3, "output_s3_path"), "KmsKeyId": Text(0, 2048, _KMS, "output_kms_key")},
-            frozenset({"S3OutputPath"}),
         ),
         "ResourceConfig": Fields(
             {
@@ -100,7 +97,6 @@ CREATE_TRAINING_JOB = Fields(
                 "SecurityGroupIds": Each(Text(0, 32, _ID), 1, 5, "security_group_ids"),
                 "Subnets": Each(Text(0, 32, _ID), 1, 16, "subnets"),
             },
-            frozenset({"SecurityGroupIds", "Subnets"}),
         ),
         "StoppingCondition": Fields(
             {
@@ -109,9 +105,7 @@ CREATE_TRAINING_JOB = Fields(
                 "MaxPendingTimeInSeconds": Number(1800, 2_419_200, "max_pending_s"),
             }
         ),
-        "Tags": Each(
-            Fields({"Key": Text(1, 128, _TAG), "Value": Text(0, 256, _TAG)}, frozenset({"Key", "Value"})), 0, 50, "tags"
-        ),
+        "Tags": Each(Fields({"Key": Text(1, 128, _TAG), "Value": Text(0, 256, _TAG)}), 0, 50, "tags"),
         "EnableNetworkIsolation": Choice(),
         "EnableManagedSpotTraining": Choice(),
         "CheckpointConfig": Fields(
@@ -119,16 +113,10 @@ CREATE_TRAINING_JOB = Fields(
                 "S3Uri": Text(0, 1024, _S3, "checkpoint_s3_uri"),
                 "LocalPath": Text(0, 4096, ".*", "checkpoint_local_path"),
             },
-            frozenset({"S3Uri"}),
         ),
-        "Environment": Pairs(
-            Text(0, 512, r"[a-zA-Z_][a-zA-Z0-9_]*"), Text(0, 512, r"[\S\s]*"), 100, "env"
-        ),
-        "RetryStrategy": Fields(
-            {"MaximumRetryAttempts": Number(1, 30, "retry_attempts")}, frozenset({"MaximumRetryAttempts"})
-        ),
+        "Environment": Pairs(Text(0, 512, r"[a-zA-Z_][a-zA-Z0-9_]*"), Text(0, 512, r"[\S\s]*"), 100, "env"),
+        "RetryStrategy": Fields({"MaximumRetryAttempts": Number(1, 30, "retry_attempts")}),
     },
-    frozenset({"TrainingJobName", "RoleArn", "OutputDataConfig"}),
 )  # fmt: skip
 
 
