@@ -94,3 +94,12 @@ def test_python_in_the_docs_runs(name, source, tmp_path):
     script.write_text(source)
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_concept_has_one_picture_and_a_link_to_the_code():
+    _, *sections = (ROOT / "docs" / "concepts.md").read_text().split("\n## ")
+    titles = [section.partition("\n")[0] for section in sections]
+    assert titles == ["Run", "Replica", "Round", "Offer", "Commit", "Participants", "Fragment", "Store layout"]
+    for title, section in zip(titles, sections, strict=True):
+        assert section.count("```mermaid\n") == 1, title
+        assert "](../src/atoll/" in section, title

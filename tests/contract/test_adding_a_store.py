@@ -60,7 +60,7 @@ def test_the_stores_of_the_page_keep_the_contract(package: Path, name: str) -> N
     words = run(package, "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"tests/{name}")
     skipped = re.findall(r"^SKIPPED \[(\d+)\] .*?: (.*)$", words, re.M)
     assert [reason for _, reason in skipped] == [
-        "a file refuses nobody, answers no `conflict` and loses no answers"
+        "a file denies no access, answers no `conflict` and loses no answers"
     ] * len(skipped)
     assert sum(int(count) for count, _ in skipped) == 3, words
 
