@@ -13,8 +13,6 @@ from atoll.testing.store_contract import NewStore, StoreContract
 from services.fault_proxy import Fault, FaultProxy, creates
 from services.stores import Service, azurite, gcs, seaweed  # noqa: F401
 
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
-
 
 def registered(scheme: str) -> pytest.MarkDecorator:
     """The contract opens stores by their URI, here and in other processes."""

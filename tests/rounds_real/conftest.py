@@ -12,8 +12,6 @@ from offspring import Nursery, Place, nursery_in
 from atoll.registry import open_store
 from services.stores import Service, seaweed  # noqa: F401
 
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
-
 
 @pytest.fixture(scope="session")
 def warm_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
@@ -25,7 +23,6 @@ def warm_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def torch_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    pytest.importorskip("torch", reason="needs `pip install atoll[train]`")
     with nursery_in(tmp_path_factory.mktemp("nursery"), "torch_replica", "obstore.store") as made:
         yield made
 

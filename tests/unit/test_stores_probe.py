@@ -98,7 +98,6 @@ def test_a_real_s3_server_passes(seaweed: Service, monkeypatch: pytest.MonkeyPat
 
 
 def _open(service: Service, monkeypatch: pytest.MonkeyPatch) -> object:
-    pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
     from atoll.stores.cloud import CloudStore
 
     for name, value in service.environment.items():

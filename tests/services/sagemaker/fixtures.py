@@ -6,9 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("boto3", reason="needs `pip install atoll[sagemaker]`")
-pytest.importorskip("moto.server", reason="needs `pip install 'moto[server]'`")
-
 from services.sagemaker.server import Peer
 
 _open: list[Peer] = []
