@@ -10,7 +10,7 @@ import pytest
 from offspring import Nursery, Place, nursery_in
 
 from atoll.registry import open_store
-from services.stores import Service, seaweed  # noqa: F401
+from services.stores import Service
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: F811
+def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
     open_store(seaweed.uri(seaweed.new_place())).put("bucket", b"is made by the first write")

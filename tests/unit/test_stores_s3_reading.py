@@ -21,7 +21,7 @@ from atoll.testing.fakes import FakeClock
 from atoll.testing.store_contract_bodies import pattern, read_unevenly
 from services.fake_aws import FakeAws
 from services.fault_proxy import Fault, FaultProxy
-from services.stores import Service, seaweed  # noqa: F401
+from services.stores import Service
 
 DATA = pattern(3_000_001)
 
@@ -32,7 +32,7 @@ def signed(method: str, path: str, headers: dict[str, str]) -> bool:
 
 
 @pytest.fixture
-def service(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: F811
+def service(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
     return seaweed
