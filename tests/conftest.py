@@ -13,6 +13,7 @@ from hypothesis import settings
 from atoll.context import RESERVED
 from atoll.replica import processes
 
+pytest_plugins = ["services.stores", "services.sagemaker.fixtures"]
 settings.register_profile("atoll", deadline=None)  # machines are noisy: no test asserts a time
 settings.load_profile("atoll")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell does for what it starts in the background

@@ -9,22 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Barrier
 
+import numpy as np
 import pytest
+from wire.arms import Seat
+from wire.fitting import groups, needed_bytes
+from wire.report import Row
+from wire.server import INSTALL, WireServer, missing_parts
+from wire.team import _turn, whole_numbers
+from wire.walls import request_bound
 
 from atoll.testing.store_contract import NewStore, StoreContract
-
-np = pytest.importorskip("numpy", reason="needs `pip install atoll[train]`")
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from wire.arms import Seat  # noqa: E402
-from wire.fitting import groups, needed_bytes  # noqa: E402
-from wire.report import Row  # noqa: E402
-from wire.server import INSTALL, WireServer, missing_parts  # noqa: E402
-from wire.team import _turn, whole_numbers  # noqa: E402
-from wire.walls import request_bound  # noqa: E402
+from repository import BENCHMARKS
 
 needs_nginx = pytest.mark.skipif(missing_parts() is not None, reason=f"{missing_parts()}; {INSTALL}")
 
@@ -80,8 +75,6 @@ def test_every_way_to_average_but_gloo_takes_memory():
 
 @needs_nginx
 def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):
-    pytest.importorskip("torch", reason="needs `pip install atoll[train]`")
-    pytest.importorskip("boto3", reason="needs `pip install atoll[aws]`")
     rows, printed = run(tmp_path)
     found = {str(row["what"]): row for row in rows}
     for what in (

@@ -13,15 +13,7 @@ import pytest
 from atoll.stores.file import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.testing.store_contract import NewStore, StoreContract
-
-pytest.importorskip("torch", reason="needs `pip install atoll[train]`")
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+from repository import BENCHMARKS
 
 
 def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+from repository import DOCS, ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 

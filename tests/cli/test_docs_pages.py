@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from atoll import config, errors
 from atoll.cli.app import Interrupted, root
 from atoll.config_fields import FIELDS, OTHER_VARIABLES
+from repository import DOCS
 
-DOCS = Path(__file__).parents[2] / "docs"
 EXIT_CODES = (DOCS / "exit-codes.md").read_text()
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 CLI = (DOCS / "cli.md").read_text()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+from repository import DOCS
+
+PAGE = (DOCS / "planning.md").read_text()
 QUESTION = ["estimate", "--params", "8B", "--replicas", "16", "--inner-steps", "100", "--step-time", "2s"]
 
 

@@ -18,13 +18,13 @@ from atoll.registry import open_store
 from atoll.run import Run, prepare
 from atoll.testing.fakes import FakeClock, FaultyStore
 from services.fault_proxy import Fault, FaultProxy
-from services.stores import Service, seaweed  # noqa: F401
+from services.stores import Service
 
 DEAD = "s3://bucket/x?endpoint=http://127.0.0.1:9"
 
 
 @pytest.fixture
-def far(cli: Cli, seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cli, FaultProxy, str]]:  # noqa: F811
+def far(cli: Cli, seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cli, FaultProxy, str]]:
     """The command line, and a real S3 server behind a proxy that can fall silent."""
     cli.env.update(seaweed.environment)
     for name, value in seaweed.environment.items():

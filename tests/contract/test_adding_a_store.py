@@ -13,8 +13,9 @@ import pytest
 
 from atoll.stores import base
 from atoll.testing.store_contract import StoreContract
+from repository import DOCS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-store.md").read_text()
+PAGE = (DOCS / "adding-a-store.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

@@ -18,8 +18,9 @@ from atoll.spec import Placement
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
 from atoll.testing.scripted_bench import ScriptedBench
+from repository import DOCS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adding-an-executor.md").read_text()
+PAGE = (DOCS / "adding-an-executor.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from atoll.registry import EXECUTORS, STORES, Row
+from repository import ROOT, TESTS
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-GOLDEN = HERE.parent / "golden"
+GOLDEN = TESTS / "golden"
 CONTRACTS = {"executor": "ExecutorContract", "store": "StoreContract"}
 ROWS = [*(("executor", *item) for item in EXECUTORS.items()), *(("store", *item) for item in STORES.items())]
 

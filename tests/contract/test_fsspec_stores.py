@@ -6,7 +6,7 @@ import pytest
 
 from atoll.registry import known
 from atoll.testing.store_contract import NewStore, StoreContract
-from services.stores import Service, seaweed  # noqa: F401
+from services.stores import Service
 
 pytest.importorskip("s3fs", minversion="2025.3", reason="needs s3fs, whose botocore pin does not fit our other tools")
 
@@ -16,12 +16,12 @@ class TestFsspecStore(StoreContract):
     why_no_faults = "fsspec has no place for an owner's mark, and its errors are each file system's own"
 
     @pytest.fixture(autouse=True)
-    def _environment(self, seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def _environment(self, seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {**seaweed.environment, "AWS_ENDPOINT_URL": seaweed.endpoint}.items():
             monkeypatch.setenv(name, value)
 
     @pytest.fixture
-    def new_store(self, seaweed: Service) -> NewStore:  # noqa: F811
+    def new_store(self, seaweed: Service) -> NewStore:
         from atoll.stores.fsspec import FsspecStore
 
         place = seaweed.new_place()

@@ -9,10 +9,7 @@ import pytest
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
 from services.sagemaker.bench import SageMakerBench
-from services.sagemaker.fixtures import peer, shared_peer
 from services.sagemaker.server import Peer
-
-__all__ = ["peer", "shared_peer"]
 
 
 class TestSageMaker(ExecutorContract):

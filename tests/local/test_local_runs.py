@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from atoll.replica import processes
 from atoll.replica.spool import Spool
 from atoll.run import Run
 from atoll.status import Reason, ReplicaState
+from repository import TESTS
 
 LIMIT_S = 60.0
 
@@ -506,7 +506,7 @@ def test_the_local_index_is_only_a_cache(jobs, store, own_home):
 def test_paths_with_hostile_names_work(tmp_path, monkeypatch):
     folder = tmp_path / 'it\'s "a" $HOME;\n`x` é'
     folder.mkdir()
-    (folder / "jobs.py").write_text(Path(__file__).parents[1].joinpath("jobs.py").read_text())
+    (folder / "jobs.py").write_text(TESTS.joinpath("jobs.py").read_text())
     monkeypatch.chdir(folder)
     run = atoll.launch("jobs:echo", store=str(folder / "st ore"), run_id="Ünï 'code' \"run\"; $(x)")
     run.wait(LIMIT_S)

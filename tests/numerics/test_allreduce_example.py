@@ -7,14 +7,15 @@ import importlib.util
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from torch.nn import functional
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "allreduce_sgd.py"
+from repository import EXAMPLES
+
+EXAMPLE = EXAMPLES / "allreduce_sgd.py"
 REPLICAS, STEPS = 2, 5
 
 

@@ -13,11 +13,11 @@ from torchft_replicas import QUICK, our_managers, run_diloco, small_model, train
 from atoll.registry import open_store
 from atoll.training.allreduce import make_diloco_outer_loop
 from services.fault_proxy import Fault, FaultProxy, creates
-from services.stores import Service, seaweed  # noqa: F401
+from services.stores import Service
 
 
 @pytest.fixture
-def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: F811
+def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
     # The server makes the bucket at the first write; until then there is nothing to list.

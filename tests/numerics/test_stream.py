@@ -136,7 +136,8 @@ def test_without_fragments_and_delay_it_is_the_blocking_loop():
 @pytest.mark.parametrize("delay", [0, 1, 2])
 def test_the_live_weights_are_those_of_torchft(delay, alpha):
     """torchft begins an exchange `delay` steps before the boundary we begin it at; it is let in that much later."""
-    local_sgd = pytest.importorskip("torchft.local_sgd")
+    from torchft import local_sgd
+
     from atoll.training.torchft import Manager
 
     [ctx] = contexts(1)

@@ -13,7 +13,7 @@ from torch import nn
 import atoll
 from atoll.registry import open_store
 from services.fault_proxy import Fault, FaultProxy
-from services.stores import Service, seaweed  # noqa: F401
+from services.stores import Service
 
 COUNT, ROUNDS = 3, 6
 STREAMS = {
@@ -54,7 +54,7 @@ def trained(uri: str | None, stream: dict[str, object], codec: str) -> set[bytes
 def test_faults_on_the_way_change_no_bit(
     stream: str,
     codec: str,
-    seaweed: Service,  # noqa: F811
+    seaweed: Service,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in seaweed.environment.items():

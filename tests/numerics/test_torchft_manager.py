@@ -394,7 +394,8 @@ def test_the_state_is_not_read_in_the_middle_of_a_step():
 
 
 def diloco(manager: Manager, model: nn.Module, **options: Any) -> Any:
-    local_sgd = pytest.importorskip("torchft.local_sgd", reason="needs `pip install atoll[torchft]`")
+    from torchft import local_sgd
+
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     return inner, local_sgd.DiLoCo(manager, [model], inner, outer, **{"sync_every": 2, **options})

@@ -24,8 +24,6 @@ from torchft_replicas import (
     weights,
 )
 
-pytest.importorskip("torchft.local_sgd", reason="needs `pip install atoll[torchft]`")
-
 SHAPES = {"whole": {}, "fragments": {"is_split": True}, "streaming": STREAMING}
 
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +35,9 @@ Make = Callable[[int], Any]
 
 
 def local_sgd() -> Any:
-    return pytest.importorskip("torchft.local_sgd", reason="needs `pip install atoll[torchft]`")
+    import torchft.local_sgd as module
+
+    return module
 
 
 def side_by_side(world_size: int, body: Callable[[int], Any]) -> list[Any]:

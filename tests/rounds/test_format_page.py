@@ -7,14 +7,15 @@ import json
 import math
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 
-PAGE = Path(__file__).parents[2] / "FORMAT.md"
+from repository import ROOT
+
+PAGE = ROOT / "FORMAT.md"
 
 
 class Page:
@@ -235,7 +236,7 @@ def test_the_page_names_every_codec_and_every_dtype() -> None:
 def test_the_page_names_every_event() -> None:
     import ast
 
-    source = Path(__file__).parents[2] / "src" / "atoll" / "rounds"
+    source = ROOT / "src" / "atoll" / "rounds"
     named = set()
     for file in source.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

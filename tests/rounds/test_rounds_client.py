@@ -242,7 +242,7 @@ def test_a_quorum_that_can_never_be_had_is_refused_before_anything_is_written():
 INTERRUPTED = """
 import signal, sys, threading
 import numpy as np
-from test_rounds_client import LAYOUT, QUICK, client
+from {module} import LAYOUT, client
 from atoll.rounds.vectors import Parts
 from atoll.stores.memory import MemoryStore
 
@@ -264,5 +264,7 @@ finally:
 
 @pytest.mark.parametrize("turn", range(3))
 def test_who_is_interrupted_while_waiting_for_others_can_end(turn: int) -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=Path(__file__).parent, timeout=30, check=False)
+    here = Path(__file__)
+    code = INTERRUPTED.format(module=here.stem)
+    done = subprocess.run([sys.executable, "-c", code], cwd=here.parent, timeout=30, check=False)
     assert done.returncode == 143

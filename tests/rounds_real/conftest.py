@@ -10,9 +10,7 @@ import pytest
 from offspring import Nursery, Place, nursery_in
 
 from atoll.registry import open_store
-from services.stores import Service, seaweed  # noqa: F401
-
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
+from services.stores import Service
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +23,6 @@ def warm_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def torch_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    pytest.importorskip("torch", reason="needs `pip install atoll[train]`")
     with nursery_in(tmp_path_factory.mktemp("nursery"), "torch_replica", "obstore.store") as made:
         yield made
 
@@ -43,7 +40,7 @@ def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: F811
+def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
     open_store(seaweed.uri(seaweed.new_place())).put("bucket", b"is made by the first write")

@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.sagemaker.fixtures import peer, shared_peer
-
-__all__ = ["peer", "shared_peer"]
-
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from services.sagemaker.bench import HASTE, SETTINGS, SageMakerBench
 from services.sagemaker.server import Peer

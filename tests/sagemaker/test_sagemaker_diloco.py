@@ -9,9 +9,6 @@ import pytest
 
 import atoll
 
-pytest.importorskip("torch")
-pytest.importorskip("obstore")
-
 ARGS = {"rounds": 3, "lr": 0.01}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from botocore import exceptions, parsers
 
 from atoll.errors import (
     AtollError,
@@ -16,9 +17,6 @@ from atoll.errors import (
     RunNotFound,
 )
 from atoll.executors.sagemaker.errors import is_over_already, is_taken, is_throttled, translated
-
-parsers = pytest.importorskip("botocore.parsers")
-exceptions = pytest.importorskip("botocore.exceptions")
 
 
 def said(code: str, message: str = "", status: int = 400) -> Exception:

@@ -15,9 +15,6 @@ from atoll.executors.sagemaker.limits import CREATE_TRAINING_JOB, limit_problems
 from atoll.executors.sagemaker.request import ENTRYPOINT, LAUNCH, training_request
 from atoll.executors.sagemaker.settings import JobSettings
 from atoll.spec import Placement
-
-pytest.importorskip("botocore")
-
 from services.sagemaker.bench import SETTINGS
 from services.sagemaker.validation import problems as service_problems
 from services.sagemaker.validation import service_model

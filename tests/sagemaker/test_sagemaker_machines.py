@@ -11,9 +11,6 @@ from atoll.executors.sagemaker.machines import GPUS, MACHINES, Machine, chosen_m
 from atoll.executors.sagemaker.prices import DATE, PRICES
 from atoll.gpu import KNOWN, Gpu
 from atoll.spec import Placement
-
-pytest.importorskip("botocore")
-
 from services.sagemaker.bench import SETTINGS
 from services.sagemaker.validation import service_model
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from botocore import exceptions
 
 from atoll.context import RunContext
 from atoll.errors import AuthError, BackendError, BackendUnavailable
@@ -14,8 +15,6 @@ from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import ReplicaState
 from atoll.testing.fakes import FakeClock
-
-exceptions = pytest.importorskip("botocore.exceptions")
 
 HANDLE = RunHandle("sagemaker", "us-east-1", "exp-0123456789ab", 1)
 

@@ -7,15 +7,13 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from botocore import exceptions as vendor
 
-boto3 = pytest.importorskip("boto3")
-vendor = pytest.importorskip("botocore.exceptions")
-
-TESTS = Path(__file__).parents[1]
+from repository import TESTS
 
 
 def body(name: str = "job", **more: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ import atoll
 from atoll.context import RunContext
 from atoll.errors import Conflict, SubmitError
 from atoll.spec import Placement
+from repository import DOCS
 
-pytest.importorskip("obstore")
-
-PAGE = Path(__file__).parents[2] / "docs" / "sagemaker.md"
+PAGE = DOCS / "sagemaker.md"
 WITH_A_CREATE = {"iam:PassRole", "sagemaker:AddTags"}
 """Checked by AWS inside CreateTrainingJob; never calls of their own."""
 FREE = {"sts:GetCallerIdentity"}

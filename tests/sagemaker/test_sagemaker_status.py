@@ -9,9 +9,6 @@ import pytest
 
 from atoll.executors.sagemaker.status import failure, is_over, needs_description, replica_status
 from atoll.status import Reason, ReplicaState
-
-pytest.importorskip("botocore")
-
 from services.sagemaker.validation import service_model
 
 

@@ -14,10 +14,6 @@ import pytest
 
 from atoll import serverless
 from atoll.errors import ConfigError, InvalidSpec, Unsupported
-from services.sagemaker.fixtures import peer, shared_peer
-
-__all__ = ["peer", "shared_peer"]
-
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.serverless import ReplicaHandle, SageMakerExecutor, ServerlessExecutor
 from services.sagemaker.bench import HASTE, SETTINGS

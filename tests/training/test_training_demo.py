@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from repository import EXAMPLES
 
 
 @pytest.mark.slow

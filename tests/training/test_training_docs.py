@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import uuid
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +13,9 @@ from torch import nn
 
 import atoll
 from atoll.rounds.codec import codec, codec_names
+from repository import DOCS, EXAMPLES
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "training.md").read_text()
+PAGE = (DOCS / "training.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
@@ -87,7 +86,7 @@ def test_every_codec_is_on_the_page_with_the_bytes_it_takes():
 
 
 def test_the_example_trainer_is_under_150_lines_and_learns(monkeypatch):
-    path = ROOT / "examples" / "train_gpt.py"
+    path = EXAMPLES / "train_gpt.py"
     assert path.read_text().count("\n") < 150
     monkeypatch.syspath_prepend(str(path.parent))
     import train_gpt

@@ -11,14 +11,12 @@ import pytest
 
 from atoll.rounds import kernels, native
 from atoll.rounds.native import NativeKernels
-
-ROOT = Path(__file__).parents[2]
+from repository import ROOT
 
 
 @pytest.fixture(scope="session")
 def build_hook() -> ModuleType:
     """`hatch_build.py`, which no package holds."""
-    pytest.importorskip("hatchling")
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
@@ -63,7 +61,6 @@ def each_kernel(request: pytest.FixtureRequest) -> Iterator[kernels.Kernels]:
         case "numpy":
             kernels.use(kernels.NUMPY)
         case "torch":
-            pytest.importorskip("torch")
             from atoll.training.kernels import TorchKernels
 
             kernels.use(TorchKernels())

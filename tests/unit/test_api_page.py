@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ForwardRef
 
@@ -26,8 +25,9 @@ from atoll import errors, serverless
 from atoll.executors import base as executors
 from atoll.rounds import metrics
 from atoll.stores import base as stores
+from repository import DOCS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+PAGE = (DOCS / "api.md").read_text()
 Definition = ast.FunctionDef | ast.ClassDef
 
 

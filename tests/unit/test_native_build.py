@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from atoll.rounds import native
+from repository import ROOT
 
-pytest.importorskip("hatchling")
-ROOT = Path(__file__).parents[2]
 LIBRARY = "atoll/rounds/_native.so"
 LIBRARIES = {LIBRARY, "atoll/_passes_native.so"}
 
@@ -72,7 +71,6 @@ def test_without_a_compiler_the_package_runs_anywhere(tree: Path, env: dict[str,
 
 @pytest.mark.usefixtures("native_library")
 def test_an_editable_install_has_the_library_next_to_its_source(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("editables")
     monkeypatch.delenv("ATOLL_PURE", raising=False)
     library = tree / "src" / LIBRARY
     build(tree, editable=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("numpy", reason="needs `pip install atoll[train]`")
-
 from atoll.rounds.distance import AT_ONCE_S, CLOSE_S, NEAR_S, good_chunk, good_connections
 
 HERE, NEAR, CLOSE, FAR = AT_ONCE_S / 2, (AT_ONCE_S + NEAR_S) / 2, (NEAR_S + CLOSE_S) / 2, 0.1

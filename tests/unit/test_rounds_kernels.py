@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +14,7 @@ from atoll.rounds import kernels
 from atoll.rounds.codec import codec, codec_names
 from atoll.rounds.kernels import NUMPY, Kernels
 from atoll.rounds.outer import OuterRule, outer_step
-
-torch = pytest.importorskip("torch")
-from atoll.training.kernels import TorchKernels, install  # noqa: E402
+from atoll.training.kernels import TorchKernels, install
 
 EDGES = np.array(
     [0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000, 0x3F808000, 0x3F818000,

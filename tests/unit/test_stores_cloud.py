@@ -19,7 +19,6 @@ from atoll.testing.fakes import FakeClock
 from services.fault_proxy import Fault, FaultProxy, creates
 from services.gcs_shim import GcsShim
 
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
 TOKEN = {"bearer_token": "t"}
 
 

@@ -18,8 +18,6 @@ from atoll.stores.cloud import CloudStore
 from services.certificates import certificate
 from services.fake_aws import FakeAws
 
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
-
 
 @pytest.fixture
 def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAws]:
@@ -86,7 +84,6 @@ def test_a_private_certificate_is_trusted_only_when_named(tmp_path: Path, aws: F
 def test_a_profile_named_in_the_uri_wins_over_the_environment(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("boto3", reason="needs `pip install atoll[aws]`")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROM-ENV")
     _profile(tmp_path, "team", "FROM-PROFILE")
     open_store(aws, "&profile=team").put("a", b"x")
@@ -96,7 +93,6 @@ def test_a_profile_named_in_the_uri_wins_over_the_environment(
 def test_aws_profile_and_the_default_profile_are_used(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("boto3", reason="needs `pip install atoll[aws]`")
     _profile(tmp_path, "default", "FROM-DEFAULT")
     open_store(aws).put("a", b"x")
     _profile(tmp_path, "team", "FROM-TEAM")
@@ -106,7 +102,6 @@ def test_aws_profile_and_the_default_profile_are_used(
 
 
 def test_single_sign_on_is_used(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("boto3", reason="needs `pip install atoll[aws]`")
     start = "https://example.awsapps.com/start"
     folder = tmp_path / ".aws" / "sso" / "cache"
     folder.mkdir(parents=True)
@@ -126,7 +121,6 @@ def test_single_sign_on_is_used(aws: FakeAws, tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_unknown_profile_says_so(aws: FakeAws) -> None:
-    pytest.importorskip("boto3", reason="needs `pip install atoll[aws]`")
     with pytest.raises(ConfigError, match="nobody"):
         open_store(aws, "&profile=nobody").put("a", b"x")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from atoll.errors import ConfigError, MissingExtra, StoreError
-
-fsspec = pytest.importorskip("fsspec", reason="needs `pip install atoll[fsspec]`")
-
-from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
-
-from atoll.stores.fsspec import FsspecStore  # noqa: E402
+from atoll.stores.fsspec import FsspecStore
 
 
 def test_a_file_system_without_a_create_of_its_own_is_refused_when_opened(tmp_path: Path) -> None:

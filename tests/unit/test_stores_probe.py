@@ -13,7 +13,7 @@ from atoll.stores.file import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.stores.probe import probe, probe_create
 from atoll.testing.fakes import FaultyStore
-from services.stores import Service, rclone, seaweed  # noqa: F401
+from services.stores import Service
 
 
 def test_a_good_store_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_store_that_does_not_answer_is_not_called_broken() -> None:
 
 
 def test_an_s3_server_that_ignores_the_condition_is_refused(
-    rclone: Service,  # noqa: F811
+    rclone: Service,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = _open(rclone, monkeypatch)
@@ -90,7 +90,7 @@ def test_an_s3_server_that_ignores_the_condition_is_refused(
     assert list(store.list()) == ["a"]
 
 
-def test_a_real_s3_server_passes(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_real_s3_server_passes(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     store = _open(seaweed, monkeypatch)
     probe_create(store)
     assert len(probe(store, writers=8).checks) == 4
@@ -98,7 +98,6 @@ def test_a_real_s3_server_passes(seaweed: Service, monkeypatch: pytest.MonkeyPat
 
 
 def _open(service: Service, monkeypatch: pytest.MonkeyPatch) -> object:
-    pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
     from atoll.stores.cloud import CloudStore
 
     for name, value in service.environment.items():

@@ -21,9 +21,8 @@ from atoll.testing.fakes import FakeClock
 from atoll.testing.store_contract_bodies import pattern, read_unevenly
 from services.fake_aws import FakeAws
 from services.fault_proxy import Fault, FaultProxy
-from services.stores import Service, seaweed  # noqa: F401
+from services.stores import Service
 
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
 DATA = pattern(3_000_001)
 
 
@@ -33,7 +32,7 @@ def signed(method: str, path: str, headers: dict[str, str]) -> bool:
 
 
 @pytest.fixture
-def service(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:  # noqa: F811
+def service(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
     return seaweed
@@ -306,7 +305,8 @@ def test_errors_leave_no_connection_open(service: Service) -> None:
 
 
 def test_what_compiled_code_reads_is_right_and_the_connection_is_used_again(service: Service) -> None:
-    np = pytest.importorskip("numpy")
+    import numpy as np
+
     from atoll._time import SYSTEM_CLOCK
     from atoll.rounds import fused
     from atoll.rounds.incoming import Incoming

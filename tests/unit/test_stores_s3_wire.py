@@ -22,7 +22,6 @@ from atoll.testing.store_contract_bodies import pattern, read_unevenly
 from services.certificates import certificate
 from services.scripted_s3 import ScriptedS3, reset
 
-pytest.importorskip("obstore", reason="needs `pip install atoll[cloud]`")
 DATA = pattern(2_000_001)
 HALF = 1_000_000
 

@@ -20,6 +20,7 @@ from atoll.stores.memory import MemoryStore
 from atoll.workspace import Bundle, build, fetch_and_unpack, upload
 from atoll.workspace.bundle import write_archive
 from atoll.workspace.entries import look_at
+from repository import DOCS
 
 MIB = 1024**2
 
@@ -266,7 +267,7 @@ def test_no_file_handle_is_left_open(tmp_path: Path) -> None:
 
 
 def test_the_page_about_it_runs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "workspace.md").read_text()
+    page = (DOCS / "workspace.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     plant(tmp_path, {"my-project/train.py": "", "my-project/.gitignore": "out/\n", "my-project/out/x": ""})
     done = subprocess.run(

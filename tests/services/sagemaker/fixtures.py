@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("boto3", reason="needs `pip install atoll[sagemaker]`")
-pytest.importorskip("moto.server", reason="needs `pip install 'moto[server]'`")
-
-from services.sagemaker.server import Peer
-
-_open: list[Peer] = []
-"""pytest takes a fixture that several modules import for several fixtures; they share one peer."""
+if TYPE_CHECKING:
+    from services.sagemaker.server import Peer
 
 
 @pytest.fixture(scope="session")
 def shared_peer() -> Iterator[Peer]:
-    is_first = not _open
-    if is_first:
-        _open.append(Peer())
+    from services.sagemaker.server import Peer  # imports moto, which takes a second
+
+    peer = Peer()
     try:
-        yield _open[0]
+        yield peer
     finally:
-        if is_first:
-            _open.pop().close()
+        peer.close()
 
 
 @pytest.fixture
