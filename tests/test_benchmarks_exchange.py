@@ -106,7 +106,7 @@ def test_an_unknown_section_is_refused(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--only", "wals"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "there are walls, memory, cpu, latency" in done.stderr
+    assert "walls, memory, cpu, latency" in done.stderr
 
 
 def test_a_wrong_result_is_found(tmp_path):
