@@ -37,6 +37,7 @@ with `translating`, and stay available as `__cause__`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -49,13 +50,17 @@ _SIMILAR = 0.75
 
 
 class AtollError(Exception):
-    """Base of every error Atoll raises on purpose. `hint` is the next step, if there is one."""
+    """Base of every error Atoll raises on purpose. `hint` is the next step, if there is one.
+
+    `reason` is a stable word where one class has several causes, and empty where the class says enough.
+    """
 
     exit_code = 70
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, reason: str = "", hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.reason = reason
         self.hint = hint
 
     @property
@@ -84,6 +89,11 @@ class InvalidSpec(ConfigError):
         self.problems = tuple(problems)
         super().__init__(_listed(f"{what} is not valid", self.problems), hint=hint)
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The name at the start of each problem: `rank` of `rank=5: at most 3`."""
+        return _fields(self.problems)
+
 
 class UnknownName(ConfigError):
     """A name that is not registered; says which one may be meant."""
@@ -101,6 +111,11 @@ class Unsupported(ConfigError):
     def __init__(self, executor: str, run_id: str, problems: Sequence[str], *, hint: str | None = None) -> None:
         self.executor, self.problems = executor, tuple(problems)
         super().__init__(_listed(f"cannot plan run `{run_id}` on `{executor}`", self.problems), hint=hint)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The name at the start of each problem."""
+        return _fields(self.problems)
 
 
 class MissingExtra(ConfigError, ImportError):
@@ -134,9 +149,11 @@ class BackendError(AtollError):
     exit_code = 3
     retryable = False
 
-    def __init__(self, message: str, *, executor: str = "", operation: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, executor: str = "", operation: str = "", reason: str = "", hint: str | None = None
+    ) -> None:
         self.executor, self.operation = executor, operation
-        super().__init__(message, hint=hint)
+        super().__init__(message, reason=reason, hint=hint)
 
 
 class AuthError(BackendError):
@@ -172,9 +189,11 @@ class StoreError(AtollError):
     exit_code = 4
     retryable = False
 
-    def __init__(self, message: str, *, uri: str = "", key: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, uri: str = "", key: str = "", reason: str = "", hint: str | None = None
+    ) -> None:
         self.uri, self.key = uri, key
-        super().__init__(message, hint=hint)
+        super().__init__(message, reason=reason, hint=hint)
 
 
 class KeyNotFound(StoreError, FileNotFoundError):
@@ -213,9 +232,9 @@ class RoundError(AtollError):
 
     exit_code = 5
 
-    def __init__(self, message: str, *, round_no: int = -1, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, round_no: int = -1, reason: str = "", hint: str | None = None) -> None:
         self.round_no = round_no
-        super().__init__(message, hint=hint)
+        super().__init__(message, reason=reason, hint=hint)
 
 
 class QuorumLost(RoundError):
@@ -327,6 +346,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`, did you mean `x`?` or nothing."""
     meant = closest(name, known)
     return f", did you mean `{meant}`?" if meant else ""
+
+
+def _fields(problems: Sequence[str]) -> tuple[str, ...]:
+    return tuple(re.split("=|: ", problem, maxsplit=1)[0].strip("` ") for problem in problems)
 
 
 def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:

@@ -15,7 +15,7 @@ import pytest
 
 import atoll
 from atoll import journal
-from atoll.errors import InvalidSpec, RunFailed, SubmitError
+from atoll.errors import BackendError, InvalidSpec, RunFailed, SubmitError
 from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.leash import Leash
@@ -192,13 +192,13 @@ def test_a_script_that_launches_while_it_is_loaded_does_not_launch_for_ever(host
 def test_a_bad_exit_code_after_the_return_is_a_failure_with_a_reason(hostile, store):
     status = atoll.launch("hostile:late_exit", store=store).wait(LIMIT_S).replicas[0]
     assert (status.state, status.reason, status.exit_code) == (ReplicaState.FAILED, Reason.USER_ERROR, 3)
-    assert "exited with code 3" in status.message
+    assert "3" in status.message
 
 
 def test_a_result_too_deep_to_be_read_is_refused_where_it_is_made(hostile, store):
     status = atoll.launch("hostile:nested", store=store, args={"depth": 3000}).wait(LIMIT_S).replicas[0]
     assert (status.state, status.reason) == (ReplicaState.FAILED, Reason.USER_ERROR)
-    assert "not JSON" in status.message
+    assert "JSON" in status.message
 
 
 def test_a_forked_child_that_returns_does_not_speak_for_the_replica(hostile, store):
@@ -313,8 +313,9 @@ def test_no_signal_is_sent_to_our_own_group_for_a_shepherd_we_cannot_name(hostil
     run.wait(LIMIT_S)
     holders = iter([0])
     monkeypatch.setattr(Spool, "holder", lambda self: next(holders, None))
-    with pytest.raises(atoll.AtollError, match="another container"):
+    with pytest.raises(BackendError) as caught:
         run.executor.cancel(run.handle)
+    assert (caught.value.operation, caught.value.reason) == ("cancel", "pid_namespace")
 
 
 def test_a_shepherd_that_leaves_while_it_is_told_to_is_no_error(hostile, store, monkeypatch):
@@ -325,6 +326,8 @@ def test_a_shepherd_that_leaves_while_it_is_told_to_is_no_error(hostile, store, 
     holders = iter([gone.pid])
     monkeypatch.setattr(Spool, "holder", lambda self: next(holders, None))
     run.executor.cancel(run.handle)
+    assert next(holders, None) is None, "the process that is gone was to be signalled"
+    assert run.status().state is ReplicaState.SUCCEEDED
 
 
 def test_a_home_that_cannot_be_written_to_is_a_refusal_and_no_bug(hostile, store, monkeypatch):
@@ -336,8 +339,9 @@ def test_a_home_that_cannot_be_written_to_is_a_refusal_and_no_bug(hostile, store
 @pytest.mark.parametrize(("data", "rule"), [(b"\xff\xfe", "UTF-8"), (b"a\0b", "NUL")])
 def test_a_secret_that_no_variable_can_hold_is_refused_and_not_shown(hostile, store, data, rule):
     (hostile / "key").write_bytes(data)
-    with pytest.raises(InvalidSpec, match=rule):
+    with pytest.raises(InvalidSpec, match=rule) as caught:
         atoll.launch("hostile:sleeps", store=store, args={"seconds": 0}, secrets={"KEY": f"file:{hostile}/key"})
+    assert caught.value.fields == ("secrets.KEY",)
 
 
 def test_a_log_that_is_one_long_line_is_followed_whole_and_quoted_in_part(hostile, store):
@@ -381,6 +385,8 @@ def test_a_full_disk_under_spool_and_diary_does_not_take_the_shepherd_down(tmp_p
     with open("/dev/full", "w") as diary, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", diary)
         outlet.pour()
+        with pytest.raises(BlockingIOError):
+            os.read(outlet.read_end, 1)  # the pipe is empty again, so the replica can go on writing
         with suppress(OSError):
             diary.flush()
         patch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -244,10 +245,10 @@ def test_fail_fast_stops_the_others(jobs, store):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Trainer", "`Trainer` is a class; an entry point is a function"),
-        ("coroutine", "`coroutine` is `async`"),
-        ("RATE", "`RATE` is of type `float`"),
-        ("quick", "arguments do not fit `partial(ctx, *, lr=2)`"),
+        ("Trainer", "`Trainer`"),
+        ("coroutine", "`coroutine`"),
+        ("RATE", "`RATE`"),
+        ("quick", "`partial(ctx, *, lr=2)`"),
     ],
 )
 def test_a_replica_refuses_what_could_not_be_seen_before(jobs, store, name, words):
@@ -305,8 +306,9 @@ def test_the_same_id_with_other_content_is_a_conflict_that_shows_the_difference(
     atoll.launch("jobs:echo", store=store, args={"lr": 1}, run_id="mine").wait(LIMIT_S)
     with pytest.raises(Conflict) as caught:
         atoll.launch("jobs:echo", store=store, args={"lr": 2}, run_id="mine", max_restarts=1)
-    assert "task.args.lr: there `1`, here `2`" in str(caught.value)
-    assert "placement.max_restarts: there `0`, here `1`" in str(caught.value)
+    restarts, rate = sorted(caught.value.differences)
+    assert re.match("placement.max_restarts: .*`0`.*`1`", restarts)
+    assert re.match("task.args.lr: .*`1`.*`2`", rate)
 
 
 def test_sixteen_launchers_of_one_id_start_exactly_one_set_of_replicas(jobs, store, tmp_path):
@@ -336,7 +338,7 @@ def test_secrets_reach_the_replica_and_nothing_else(jobs, store, monkeypatch, ow
 
 
 def test_a_missing_secret_is_refused_before_anything_starts(jobs, store, own_home):
-    with pytest.raises(InvalidSpec, match="there is no variable `NOT_THERE` here"):
+    with pytest.raises(InvalidSpec, match="`NOT_THERE`"):
         atoll.launch("jobs:echo", store=store, secrets={"X": "env:NOT_THERE"})
     assert not list(own_home.glob("local/*"))
     assert list(atoll.open_store(store).list("")) == []
@@ -345,17 +347,17 @@ def test_a_missing_secret_is_refused_before_anything_starts(jobs, store, own_hom
 def test_a_refusal_lists_every_reason(jobs, store):
     with pytest.raises(Unsupported) as caught:
         atoll.prepare("jobs:echo", store=store, image="x", cpus=2, gpu="H100:8", secrets={"A": "vault:b"})
-    assert len(caught.value.problems) == 4
+    assert sorted(caught.value.fields) == ["cpus", "gpu", "image", "secrets.A"]
 
 
 def test_wrong_names_and_arguments_are_found_before_anything_starts(jobs, store):
-    with pytest.raises(InvalidSpec, match="did you mean `echo`"):
+    with pytest.raises(InvalidSpec, match=r"`ecko`.*`echo`\?"):
         atoll.prepare("jobs:ecko", store=store)
-    with pytest.raises(InvalidSpec, match="no argument `cod`, did you mean `code`"):
+    with pytest.raises(InvalidSpec, match=r"`cod`.*`code`\?"):
         atoll.prepare("jobs:exit_with", store=store, args={"cod": 1})
-    with pytest.raises(InvalidSpec, match="needs an argument `folder`"):
+    with pytest.raises(InvalidSpec, match="`folder`"):
         atoll.prepare("jobs:count_start", store=store)
-    with pytest.raises(InvalidSpec, match="no module `nowhere`"):
+    with pytest.raises(InvalidSpec, match="`nowhere`"):
         atoll.prepare("nowhere:fn", store=store)
 
 
@@ -381,7 +383,7 @@ def test_gpus_are_pinned_one_set_for_each_replica(jobs, store, tmp_path, monkeyp
     )
     run.wait(LIMIT_S)
     assert [v["CUDA_VISIBLE_DEVICES"] for v in run.result().values] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
-    with pytest.raises(Unsupported, match="need 6, and this machine has 4"):
+    with pytest.raises(Unsupported, match=r"gpu=`H100:2`.*\b6\b.*\b4\b"):
         atoll.prepare("jobs:echo", replicas=3, store=store, gpu="H100:2")
 
 
@@ -419,7 +421,7 @@ def test_an_entry_point_that_cannot_be_in_a_bundle_is_refused_before_it_is_sent(
     workspace = tmp_path / "elsewhere"
     workspace.mkdir()
     (workspace / "main.py").write_text("class Trainer:\n    pass\n")
-    with pytest.raises(InvalidSpec, match="`Trainer` is a class"):
+    with pytest.raises(InvalidSpec, match="`Trainer`"):
         atoll.launch("main:Trainer", store=store, workspace=str(workspace))
     assert not (tmp_path / "store").exists()
 
@@ -550,10 +552,12 @@ def test_a_launch_begun_elsewhere_is_neither_doubled_nor_called_stopped(jobs, st
     draft.executor.submit(draft.plan)  # and the launcher dies before it can record the handle
     with monkeypatch.context() as other:
         other.setenv("ATOLL_HOME", str(tmp_path / "another home"))
-        with pytest.raises(Conflict, match="begun on"):
+        with pytest.raises(Conflict) as caught:
             atoll.launch("jobs:hang", replicas=2, store=store, run_id="elsewhere", grace_s=1)
-        with pytest.raises(Conflict, match="begun on"):
+        assert [line.partition(":")[0] for line in caught.value.differences] == ["launch"]
+        with pytest.raises(Conflict) as caught:
             atoll.attach("elsewhere", store=store).cancel()
+        assert [line.partition(":")[0] for line in caught.value.differences] == ["launch"]
         assert not (tmp_path / "another home" / "local").exists()
     atoll.attach("elsewhere", store=store).cancel()
     assert not processes.of_label(draft.plan.request["label"])
@@ -597,7 +601,7 @@ def test_a_script_that_launches_itself_is_stopped_at_the_first_turn(jobs, store)
     (jobs / "itself.py").write_text(f"import atoll\natoll.launch('itself.py', store={store!r})\n")
     run = atoll.launch("itself.py", store=store)
     run.wait(LIMIT_S)
-    with pytest.raises(RunFailed, match="each replica would launch another run"):
+    with pytest.raises(RunFailed, match=r"`script\.py:function`"):
         run.result().raise_for_failures()
 
 

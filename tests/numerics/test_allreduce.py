@@ -251,6 +251,6 @@ def test_ranks_that_cannot_be_are_refused(arguments, words):
 
 
 def test_every_bad_setting_is_named_at_once():
-    with pytest.raises(InvalidSpec, match="rank=5") as caught:
+    with pytest.raises(InvalidSpec) as caught:
         ObjectStoreAllReduce(MemoryStore(), 5, 2, timeout_s=float("inf"), poll_interval_s=0)
-    assert len(caught.value.problems) == 3
+    assert sorted(caught.value.fields) == ["poll_interval_s", "rank", "timeout_s"]

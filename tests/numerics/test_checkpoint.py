@@ -183,9 +183,9 @@ def test_a_checkpoint_that_does_not_fit_the_program_says_what_differs():
     with atoll.DiLoCo(model, inner, ctx, inner_steps=1, checkpoint=1, tuning=QUICK) as outer:
         train(outer, model, inner, batches(0, 4), 2)
     schedule = torch.optim.lr_scheduler.ConstantLR(inner)
-    with pytest.raises(ConfigError, match="stateful"):
+    with pytest.raises(ConfigError, match="stateful="):
         atoll.DiLoCo(model, inner, ctx, inner_steps=1, stateful={"schedule": schedule}, tuning=QUICK)
-    with pytest.raises(ConfigError, match="optimizers"):
+    with pytest.raises(ConfigError, match=r"\b1 optimizers?\b.* 2$"):
         atoll.DiLoCo(model, [inner, inner], ctx, inner_steps=1, tuning=QUICK)
 
 
@@ -196,8 +196,9 @@ def test_saving_in_the_middle_of_a_round_is_refused():
     with atoll.DiLoCo(model, inner, ctx, inner_steps=4, tuning=QUICK) as outer:
         loss_of(model, batches(0, 1)[0]).backward()
         inner.step()
-        with pytest.raises(ConfigError, match="between rounds"):
+        with pytest.raises(ConfigError) as caught:
             outer.save()
+        assert caught.value.reason == "mid_round"
 
 
 def test_old_rounds_go_and_what_is_left_still_verifies():

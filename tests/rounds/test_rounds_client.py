@@ -136,8 +136,9 @@ def test_a_replica_with_another_history_is_told_so(store: Store) -> None:
     with client(store, 0, 1, attempt=1) as again:
         Trainer(again, 0)
         again.continue_from("f" * 32)
-        with pytest.raises(LeftBehind, match="does not continue"):
+        with pytest.raises(LeftBehind) as caught:
             again.replay(1)
+        assert (caught.value.round_no, caught.value.latest) == (1, 1)
         again.continue_from(position)
         assert again.replay(1) is not None
 
@@ -146,8 +147,9 @@ def test_the_first_of_two_processes_is_told_to_stop(store: Store) -> None:
     with client(store, 0, 1) as first, client(store, 0, 1) as second:
         one, two = Trainer(first, 0), Trainer(second, 0)
         two.round()
-        with pytest.raises(Fenced, match="another process"):
+        with pytest.raises(Fenced) as caught:
             one.round()
+        assert caught.value.reason == "replaced"
 
 
 def test_counters_tell_requests_bytes_and_phases(store: Store) -> None:
@@ -225,8 +227,9 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
         yield Gather([child(i) for i in range(4)], 4)
 
     try:
-        with pytest.raises(CorruptUpdate, match="two"):
+        with pytest.raises(CorruptUpdate) as caught:
             drive(root())
+        assert caught.value.check == "x"
         assert sorted(ended) == [0, 1, 2, 3]
     finally:
         drive.close()
@@ -234,7 +237,7 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
 
 def test_a_quorum_that_can_never_be_had_is_refused_before_anything_is_written():
     store = MemoryStore()
-    with pytest.raises(InvalidSpec, match=r"least=3: at most 2, the number of replicas"):
+    with pytest.raises(InvalidSpec, match=r"least=3: .*\b2\b"):
         RoundClient(store, "run", 0, 2, layouts=[LAYOUT], quorum=Quorum(3))
     assert list(store.list()) == []
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -186,7 +187,7 @@ def test_a_round_without_any_fit_update_says_why() -> None:
     simulation.run()
     for task in simulation.tasks.values():
         assert isinstance(task.error, QuorumLost)
-        assert "rank 0 failed the check `finite`" in str(task.error)
+        assert re.search("rank 0 .*`finite`", task.error.message)
 
 
 def test_an_unfit_update_stops_the_run_when_the_policy_says_so() -> None:
@@ -207,20 +208,20 @@ def test_a_replica_with_another_layout_or_setting_is_refused_with_the_difference
     clock, store = FakeClock(), MemoryStore()
     run_all([Toy(0, 1, clock, rounds=0)], store)
     for odd, words in (
-        (Toy(0, 1, clock, size=2501), "[2494] float32 here"),
-        (Toy(0, 1, clock, settings={"inner_steps": 4}), "inner_steps: agreed 3, here 4"),
-        (Toy(0, 1, clock, settings={"inner_steps": 3, "outer": {"lr": 1}}), "\n  outer.lr: agreed None, here 1\n"),
-        (Toy(0, 1, clock, codec="bf16"), "codec: agreed 'fp32', here 'bf16'"),
-        (Toy(0, 2, clock), "world_size: agreed 1, here 2"),
+        (Toy(0, 1, clock, size=2501), r".*\[2494\] float32"),
+        (Toy(0, 1, clock, settings={"inner_steps": 4}), r"inner_steps: .*\b3\b.*\b4\b"),
+        (Toy(0, 1, clock, settings={"inner_steps": 3, "outer": {"lr": 1}}), r"outer\.lr: .*None.*\b1\b"),
+        (Toy(0, 1, clock, codec="bf16"), "codec: .*'fp32'.*'bf16'"),
+        (Toy(0, 2, clock), r"world_size: .*\b1\b.*\b2\b"),
     ):
         simulation = Simulation(clock)
         simulation.start("odd", odd.train(), store)
         simulation.run()
-        assert isinstance(simulation.tasks["odd"].error, Conflict)
-        message = str(simulation.tasks["odd"].error)
-        assert words in message
-        assert message.startswith("rank 0 cannot join run `")
-        assert "every replica must build the same model with the same settings" in message
+        error = simulation.tasks["odd"].error
+        assert isinstance(error, Conflict)
+        assert any(re.match(words, line) for line in error.differences), error.differences
+        assert "rank 0" in error.message
+        assert error.hint
 
 
 def test_a_replica_whose_state_drifted_is_found_out() -> None:

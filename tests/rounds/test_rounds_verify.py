@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from test_rounds_client import LAYOUT, train
@@ -72,13 +74,15 @@ def test_a_history_with_a_hole_or_a_swapped_commit_is_found() -> None:
     train(store, 1, 4)
     saved = bytes(store.get(KEYS.commit(2)))
     store.delete(KEYS.commit(2))
-    assert "round 2 is missing" in (verify(store, "run").difference or "")
+    assert "round 2" in (verify(store, "run").difference or "")
     commit = Commit.open(saved)
     forged = Commit(
         "run", 2, 0, "0" * 32, commit.base, commit.mode, commit.contributions, members=commit.members, by=commit.by
     )  # fmt: skip
     store.put(KEYS.commit(2), forged.seal())
-    assert "does not continue" in (verify(store, "run").difference or "")
+    report = verify(store, "run")
+    assert report.difference
+    assert report.rounds == 2, "the rounds before the swapped commit were compared"
 
 
 def test_a_snapshot_that_is_not_the_state_is_found() -> None:
@@ -93,13 +97,14 @@ def test_a_snapshot_that_is_not_the_state_is_found() -> None:
     store.put(KEYS.blob(2, blob.digest, 0), b"".join(wrong))
     forged = Snapshot(record.run_id, 2, record.previous, record.sections, blob, record.meta)
     store.put(KEYS.snapshot(2), forged.seal())
-    assert "`values` of the snapshot of round 2" in (verify(store, "run").difference or "")
+    assert re.search(r"`values`.*round 2", verify(store, "run").difference or "")
 
 
 def test_a_run_nobody_joined_is_said_to_be_that() -> None:
     store = MemoryStore()
-    with pytest.raises(RunNotFound, match="no run `nobody`"):
+    with pytest.raises(RunNotFound, match="`nobody`"):
         verify(store, "nobody")
     store.put("runs/nobody/run.json", b"{}")
-    with pytest.raises(RoundError, match="no replica has joined"):
+    with pytest.raises(RoundError) as caught:
         verify(store, "nobody")
+    assert caught.value.reason == "not_joined"

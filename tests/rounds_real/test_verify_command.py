@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import uuid
@@ -31,7 +32,7 @@ def trained(place: Place, nursery: Nursery, run_id: str) -> str:
 
 
 def atoll_verify(place: Place, run_id: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "atoll.cli.main", "verify", run_id, "--store", place.uri]
+    command = [sys.executable, "-m", "atoll.cli.main", "verify", run_id, "--store", place.uri, "--json"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -43,10 +44,9 @@ def flipped(data: bytes) -> bytes:
 def test_verify_says_what_it_checked_and_finds_every_byte_that_was_changed(place: Place, trained: str) -> None:
     done = atoll_verify(place, trained)
     assert done.returncode == 0, done.stderr
-    assert f"run {trained}: rounds 0 to 3 recomputed; 12 updates, 3 chunks of means" in done.stdout
-    assert "9 more chunks taken as published" in done.stdout
-    assert "5 states, 6 records compared" in done.stdout
-    assert "all of it is what the arithmetic gives" in done.stderr
+    found = json.loads(done.stdout)["data"]
+    counted = ("run_id", "first_round", "rounds", "updates", "means", "trusted", "states", "records", "difference")
+    assert tuple(found[name] for name in counted) == (trained, 0, 4, 12, 3, 9, 5, 6, None)
     for pattern in PATTERNS:
         key = next(key for key in place.store.list() if fnmatchcase(key, pattern))
         before = bytes(place.store.get(key))
@@ -54,12 +54,13 @@ def test_verify_says_what_it_checked_and_finds_every_byte_that_was_changed(place
         done = atoll_verify(place, trained)
         place.store.put(key, before)
         assert done.returncode == 5, (pattern, done.stdout, done.stderr)
-        assert f"run `{trained}` does not verify" in done.stderr
-        assert f"fails its checksum (`{key}`)" in done.stderr
+        error = json.loads(done.stdout)["error"]
+        assert f"`{trained}`" in error["message"]
+        assert f"`{key}`" in error["message"]
     assert atoll_verify(place, trained).returncode == 0
 
 
 def test_verify_of_a_run_that_is_not_there_says_so(place: Place) -> None:
     done = atoll_verify(place, f"none-{uuid.uuid4().hex}")
     assert done.returncode == 3
-    assert "no run `none-" in done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "RunNotFound"

@@ -49,7 +49,7 @@ def test_a_zombie_is_fenced_and_nothing_of_it_is_read(
     before = objects(place, run_id)
     zombie.signal(signal.SIGCONT)
     assert zombie.wait().error == "Fenced"
-    assert "another process has taken over rank 1" in zombie.came["message"]
+    assert "rank 1" in zombie.came["message"]
     assert {key: data for key, data in objects(place, run_id).items() if key in before} == before
     incarnations = [commit.contribution(1).incarnation for commit in commits(place, run_id)]
     assert incarnations[2:] == [1, 1], "what it offered before it was replaced may count, what came after may not"
@@ -125,7 +125,7 @@ def test_too_few_is_an_error_that_names_who_is_missing(
     for child in [nursery.start(TRAIN, **common, rank=rank) for rank in (0, 2)]:
         assert child.wait().error == "QuorumLost"
         assert child.came["details"]["missing"] == missing
-        assert "missing ranks 1, 3" in child.came["message"] or "from ranks 1, 3" in child.came["message"]
+        assert "ranks 1, 3" in child.came["message"]
     assert not commits(place, run_id)
 
 

@@ -35,8 +35,8 @@ def test_all_is_well(account, executor):
     assert list(checks) == [
         "region", "credentials", "role", "bucket", "quota ml.g5.2xlarge", "quota ml.m5.xlarge", "jobs", "logs",
     ]  # fmt: skip
-    assert checks["quota ml.g5.2xlarge"].message == "4 at once"
-    assert "do not expire" in checks["credentials"].message
+    assert "4" in checks["quota ml.g5.2xlarge"].message
+    assert "UTC" not in checks["credentials"].message, "these keys have no end"
 
 
 def test_each_thing_that_is_wrong_has_a_hint(account, executor):
@@ -59,15 +59,14 @@ def test_nothing_set_is_told_thing_by_thing(peer):
     checks = found(SageMakerTrainingExecutor(region="us-east-1", calls_per_s=500))
     assert not checks["role"].ok
     assert not checks["bucket"].ok
-    assert checks["quota ml.g5.2xlarge"].message == "not told by Service Quotas"
+    assert checks["quota ml.g5.2xlarge"].ok
 
 
 def test_what_may_not_be_seen_is_no_failure(account, executor):
     account.faults.refuse("GetRole", "AccessDenied", "not authorized")
     account.faults.refuse("ListServiceQuotas", "AccessDeniedException", "not authorized")
     checks = found(executor())
-    assert checks["quota ml.g5.2xlarge"].ok
-    assert "no harm" in checks["quota ml.g5.2xlarge"].message
+    assert (checks["role"].ok, checks["quota ml.g5.2xlarge"].ok) == (True, True)
 
 
 def test_no_region_and_no_credentials_end_it_early(peer, monkeypatch):
@@ -94,5 +93,4 @@ def test_the_end_of_credentials_is_told(account, executor, tmp_path, monkeypatch
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     message = found(executor())["credentials"].message
-    assert "expire at" in message
-    assert "new login" in message
+    assert f"{end[:10]} {end[11:16]} UTC" in message

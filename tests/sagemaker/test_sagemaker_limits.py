@@ -42,7 +42,7 @@ def bodies(settings: JobSettings = EVERYTHING, **placement: Any) -> list[dict[st
     return list(request["jobs"])
 
 
-def compare(shape: Any, model: Any, where: str = "") -> None:
+def assert_same_limits(shape: Any, model: Any, where: str = "") -> None:
     """Each row of ours is the service's own."""
     found = model.metadata
     if isinstance(shape, limits.Text):
@@ -54,18 +54,18 @@ def compare(shape: Any, model: Any, where: str = "") -> None:
         assert model.type_name == "boolean" or model.enum, where
     elif isinstance(shape, limits.Each):
         assert (shape.least, shape.most) == (found.get("min", 0), found.get("max")), where
-        compare(shape.item, model.member, f"{where}[]")
+        assert_same_limits(shape.item, model.member, f"{where}[]")
     elif isinstance(shape, limits.Pairs):
         assert shape.most == found.get("max"), where
-        compare(shape.key, model.key, f"{where} key")
-        compare(shape.value, model.value, f"{where} value")
+        assert_same_limits(shape.key, model.key, f"{where} key")
+        assert_same_limits(shape.value, model.value, f"{where} value")
     else:
         for name, member in shape.members.items():
-            compare(member, model.members[name], f"{where}.{name}")
+            assert_same_limits(member, model.members[name], f"{where}.{name}")
 
 
 def test_every_row_of_the_table_is_the_installed_service_models():
-    compare(CREATE_TRAINING_JOB, service_model().operation_model("CreateTrainingJob").input_shape)
+    assert_same_limits(CREATE_TRAINING_JOB, service_model().operation_model("CreateTrainingJob").input_shape)
 
 
 def test_everything_that_we_can_send_has_a_row_and_the_service_takes_it():
@@ -139,25 +139,23 @@ def test_every_problem_is_told_at_once_in_the_users_words():
         executor.plan(CONTEXT, placement)
     words = ["grace_s", "cpus", "memory_gib", "max_restarts", f"env.{LAUNCH}", "secrets.T", "spot", "keep_alive_s",
              "security_group_ids", "tags.atoll:x", "gpu", "role_arn", "output_s3_path", "image", "timeout_s",
-             "retry_attempts", "tags", "env.LONG"]  # fmt: skip
+             "retry_attempts", "tags[4].Key", "env.LONG"]  # fmt: skip
     for word in words:
-        assert any(problem.startswith(word) for problem in caught.value.problems), (word, caught.value.problems)
+        assert word in caught.value.fields, caught.value.problems
 
 
 def test_settings_that_are_missing_are_named_once():
     with pytest.raises(Unsupported) as caught:
         SageMakerTrainingExecutor(region="us-east-1").plan(CONTEXT, Placement())
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
-        "role_arn", "output_s3_path", "image_uri",
-    ]  # fmt: skip
+    assert caught.value.fields == ("role_arn", "output_s3_path", "image_uri")
 
 
 def test_a_long_store_and_memory_are_refused():
     executor = SageMakerTrainingExecutor(**SETTINGS)
     for uri in ("memory://here", "s3://bucket/" + "p" * 600):
-        with pytest.raises(Unsupported, match="store") as caught:
+        with pytest.raises(Unsupported) as caught:
             executor.plan(RunContext("exp", uri), Placement())
-        assert len(caught.value.problems) == 1
+        assert caught.value.fields == ("store",)
 
 
 def test_names_keep_rank_and_digest_whatever_the_run_is_called():

@@ -84,9 +84,9 @@ def test_a_token_that_expires_in_the_middle_of_a_wait_is_an_error_to_act_on(benc
     with launched(bench, "hold") as run:
         entered(bench, run)
         peer.faults.refuse(Call.DESCRIBE, "ExpiredTokenException", "The security token is expired")
-        with pytest.raises(AuthError, match="expired") as caught:
+        with pytest.raises(AuthError, match="The security token is expired") as caught:
             over(bench, run)
-        assert "log in" in (caught.value.hint or "")
+        assert "`aws sso login`" in (caught.value.hint or "")
         peer.faults.heal()
         assert let_go(bench, run).state is ReplicaState.SUCCEEDED
 
@@ -196,7 +196,7 @@ def test_a_job_that_was_stopped_by_hand_did_not_end_because_of_itself(bench):
         run.wait(bench.patience_s, fail_fast=True)
         over(bench, run)
         words = [replica.message for replica in run.status().replicas]
-        assert words[0] == "cancelled because rank 1 was cancelled"
+        assert "rank 1" in words[0]
         assert words[1].startswith("Stopped")
 
 

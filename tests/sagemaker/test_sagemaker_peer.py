@@ -137,7 +137,8 @@ def test_a_deleted_job_gives_its_name_back(sagemaker):
     sagemaker.create_training_job(**body())
     ended(sagemaker)
     sagemaker.delete_training_job(TrainingJobName="job")
-    sagemaker.create_training_job(**body())
+    made = sagemaker.create_training_job(**body())
+    assert made["TrainingJobArn"].endswith("/job")
 
 
 def test_it_starts_by_itself_and_leaves_when_told():

@@ -87,10 +87,10 @@ def test_an_optimizer_comes_back():
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        ({"a": [1, {2, 3}]}, r"`state\.a\[1\]` is a `builtins\.set`"),
+        ({"a": [1, {2, 3}]}, r"`state\.a\[1\]`.*`builtins\.set`"),
         ({"f": print}, r"`state\.f`"),
-        ({(1, 2): 3}, r"key \(1, 2\)"),
-        ({"o": np.array(["x"], dtype=object)}, "numpy array of `object`"),
+        ({(1, 2): 3}, r"\(1, 2\)"),
+        ({"o": np.array(["x"], dtype=object)}, r"`state\.o`.*`object`"),
     ],
 )
 def test_what_cannot_be_held_is_refused_by_name(value, named):

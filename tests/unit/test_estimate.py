@@ -137,7 +137,7 @@ def test_few_connections_are_slower_than_the_network_and_that_is_said():
     asked = {"params": 8e9, "replicas": 8, "bandwidth_bytes_s": 100 * GBIT, "codec": "bf16"}
     wide, narrow = estimate(Setting(**asked)), estimate(Setting(**asked, connections=25))
     assert narrow.exchange.pipelined_s - 0.4 == pytest.approx(5 * (wide.exchange.pipelined_s - 0.4))
-    assert any("connections do not fill" in note for note in narrow.notes)
+    assert any("25 connections" in note and " 125" in note for note in narrow.notes)
     assert not any("connections" in note for note in wide.notes)
 
 
@@ -156,15 +156,15 @@ def test_a_mean_may_travel_in_another_codec():
     ("changes", "named"),
     [
         ({"params": 0}, "params=0"),
-        ({"replicas": 1}, "replicas=1: from 2 to 1024"),
+        ({"replicas": 1}, "replicas=1: .*2 .*1024"),
         ({"replicas": 1025}, "replicas=1025"),
         ({"mode": "ring"}, "mode=ring"),
         ({"bandwidth_bytes_s": 0}, "bandwidth_bytes_s=0"),
         ({"latency_s": -1}, "latency_s=-1"),
         ({"connections": 0}, "connections=0"),
-        ({"chunk": 1000}, "chunk=1000: a multiple of 1024"),
-        ({"fragments": 3}, "inner_steps=100 is not a multiple"),
-        ({"fragments": 4, "delay": 26}, "delay=26: from 0 to inner_steps / fragments = 25"),
+        ({"chunk": 1000}, "chunk=1000: .*1024"),
+        ({"fragments": 3}, "fragments=3: .*inner_steps=100"),
+        ({"fragments": 4, "delay": 26}, "delay=26: .*25"),
         ({"inner_steps": 0}, "inner_steps=0"),
     ],
 )
@@ -176,6 +176,6 @@ def test_what_makes_no_sense_is_refused_by_name(changes, named):
 def test_all_problems_are_named_at_once_and_codecs_by_what_was_meant():
     with pytest.raises(InvalidSpec) as caught:
         Setting(0, 1, mode="x")
-    assert len(caught.value.problems) == 3
-    with pytest.raises(UnknownName, match="did you mean `int8`"):
+    assert caught.value.fields == ("params", "replicas", "mode")
+    with pytest.raises(UnknownName, match=r"`int88`.*`int8`\?"):
         Setting(1e9, 4, codec="int88")

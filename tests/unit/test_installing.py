@@ -88,7 +88,8 @@ def test_an_estimate_needs_no_more_than_the_core() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("8B parameters as int4 (means: int8), 16 replicas")
+    for value in ("8B", "int4", "int8", "16"):
+        assert value in done.stdout.splitlines()[0]
 
 
 @pytest.mark.parametrize("package", ["numpy", "torch", "xxhash"])
@@ -96,4 +97,5 @@ def test_a_name_that_needs_training_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import atoll; atoll.DiLoCo"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode
-    assert f"MissingExtra: `{package}` is not installed" in done.stderr
+    assert f"MissingExtra: `{package}`" in done.stderr
+    assert "[train]" in done.stderr

@@ -37,7 +37,7 @@ def test_a_rank_whose_updates_are_rejected_is_there_and_is_waited_for():
 def test_a_store_that_stays_silent_is_told_with_how_long_it_was_asked_and_what_sets_that():
     clock = FakeClock()
     asking = Requests(clock, random.Random(0), retry_s=30.0).get("k")
-    with pytest.raises(StoreUnavailable, match=r"no answer; asked again for 30 s, which is `Tuning\(retry_s=…\)`"):
+    with pytest.raises(StoreUnavailable, match=r"30 s.*`Tuning\(retry_s=…\)`"):
         never_answer(asking, clock)
 
 

@@ -118,8 +118,9 @@ def test_headers_have_a_limit_both_ways() -> None:
         seal_frame({"kind": "x", "long": "y" * MAX_HEADER_BYTES})
     huge = bytearray(joined(seal_frame({"kind": "x"})))
     huge[8:12] = (MAX_HEADER_BYTES + 1).to_bytes(4, "little")
-    with pytest.raises(CorruptUpdate, match="not a x"):
+    with pytest.raises(CorruptUpdate) as caught:
         open_frame(bytes(huge), kind="x")
+    assert caught.value.check == "preamble"
 
 
 def test_records_are_plain_json_with_a_checksum_at_the_end() -> None:
@@ -155,6 +156,6 @@ def test_a_sound_chunk_that_is_not_the_announced_one_is_refused() -> None:
     header = update_header(OFFER, GRID, 0)
     sealed = joined(seal_chunk(header, [VALUES.data.cast("B")]))
     open_chunk(sealed, header, wanted=checksum(VALUES.data.cast("B")))
-    with pytest.raises(CorruptUpdate, match="announced") as caught:
+    with pytest.raises(CorruptUpdate) as caught:
         open_chunk(sealed, header, wanted="0" * 16)
     assert (caught.value.rank, caught.value.check) == (2, "digest")

@@ -82,8 +82,9 @@ def test_conflict_without_end_is_unavailable(proxy: FaultProxy, store: CloudStor
     clock = FakeClock()
     store._clock = clock
     proxy.faults.append(Fault(creates, times=float("inf"), status=409, code="ConditionalRequestConflict"))
-    with pytest.raises(StoreUnavailable, match="conflict without a winner"):
+    with pytest.raises(StoreUnavailable) as caught:
         store.create("a", b"x")
+    assert (caught.value.key, caught.value.reason) == ("a", "conflict")
     assert len(clock.slept) == 8
 
 
@@ -121,17 +122,18 @@ def test_what_is_read_can_be_used_without_a_copy(store: CloudStore) -> None:
 
 def test_a_slow_upload_is_not_taken_for_a_dead_one() -> None:
     """The HTTP client's read time-out runs while a body goes up; a second of it must not end a two-second upload."""
-    with _slow_server(bytes_per_s=4e6) as url:
+    with _slow_server(bytes_per_s=4e6) as server:
         keys = {"access_key_id": "k", "secret_access_key": "s"}
-        store = CloudStore.from_uri(f"s3://b?endpoint={url}", config=keys, read_timeout_s=1.0, max_retries=0)
+        store = CloudStore.from_uri(f"s3://b?endpoint={server.url}", config=keys, read_timeout_s=1.0, max_retries=0)
         store.put("a", bytes(8_000_000))
+        assert server.has_all, "the upload was reported as done before the server had all of it"
 
 
 def test_a_missing_bucket_is_not_a_missing_key() -> None:
     answer = Answer("FileNotFoundError", "status code: 404: <Code>NoSuchBucket</Code>", 404, "NoSuchBucket")
     error = translated(answer, "get", "s3://b", "k")
     assert type(error) is StoreError
-    assert "create the bucket" in str(error)
+    assert error.reason == "bucket"
 
 
 @pytest.mark.parametrize(
@@ -158,20 +160,29 @@ def test_each_answer_has_one_meaning(
     assert type(translated(Answer(kind, "text", status, code), "put", "s3://b", "k")) is expected
 
 
+def assert_told_once(error: StoreError, *values: str) -> None:
+    for value in values:
+        assert error.message.count(value) == 1, (value, error.message)
+
+
 def test_a_message_has_no_settings_of_the_client_and_nothing_twice() -> None:
     effort = (
         "Error performing GET http://h/b?a=2 in 1.7783s, after 10 retries, max_retries: 10, retry_timeout: 900s  - "
     )
     listing = f"Generic S3 error: Error performing list request: {effort}HTTP error: error sending request"
     error = translated(Answer("GenericError", listing, None, None), "list", "s3://b", "a/")
-    assert error.message == "cannot list `a/` in s3://b: HTTP error: error sending request (after 10 retries in 1.8s)"
+    assert_told_once(error, "`a/`", "s3://b", "HTTP error: error sending request", "1.8s")
+    assert "http://h" not in error.message
+    assert "retry_timeout" not in error.message
     denied = "The operation lacked the privileges for path k: Error performing PUT http://h/k in 2ms - status code: 403"
     error = translated(Answer("PermissionDeniedError", denied, 403, None), "put", "s3://b", "k")
-    assert error.message == "cannot put `k` in s3://b: The operation lacked the privileges for path k: status code: 403"
+    assert_told_once(error, "`k`", "s3://b", "The operation lacked the privileges for path k", "status code: 403")
+    assert "http://h" not in error.message
     body = '<?xml version="1.0"?>\n<Error><Code>SlowDown</Code><Message>Be gentle.</Message><Id>9</Id></Error>'
     busy = f"Generic S3 error: {effort}Server returned non-2xx status code: 503 Service Unavailable: {body}"
     error = translated(Answer("GenericError", busy, 503, "SlowDown"), "get", "s3://b", "k")
-    assert error.message.endswith("503 Service Unavailable: SlowDown: Be gentle. (after 10 retries in 1.8s)")
+    assert_told_once(error, "503 Service Unavailable: SlowDown: Be gentle.", "1.8s")
+    assert "<Code>" not in error.message
     token = f"{effort.replace('http://h/b', 'http://h/latest/api/token')}no route"
     assert "/latest/api/token" in translated(Answer("GenericError", token, None, None), "put", "s3://b", "k").message
 
@@ -239,11 +250,13 @@ class _slow_server:  # noqa: N801
     def __init__(self, *, bytes_per_s: float) -> None:
         self._pause_s = 100_000 / bytes_per_s
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.has_all = False
 
-    def __enter__(self) -> str:
+    def __enter__(self) -> _slow_server:
         self._thread = Thread(target=self._serve, daemon=True)
         self._thread.start()
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._listener.close()
@@ -264,4 +277,5 @@ class _slow_server:  # noqa: N801
                     return
                 left -= len(piece)
                 time.sleep(self._pause_s * len(piece) / 100_000)
+            self.has_all = True
             connection.sendall(b'HTTP/1.1 200 OK\r\nETag: "x"\r\nContent-Length: 0\r\n\r\n')

@@ -39,22 +39,28 @@ def test_other_spellings_become_the_usual_one(other: str, usual: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
-        ("s3://", "no bucket"),
-        ("s3://key:secret@bucket/x", "no bucket"),
-        ("s3://bucket/a//b", "bad prefix"),
-        ("s3://bucket/../b", "bad prefix"),
-        ("ftp://bucket", "not the address"),
-        ("s3://bucket?regoin=x", "did you mean `region`"),
-        ("s3://bucket?secret_access_key=x", "no option `secret_access_key`"),
-        ("gs://bucket?region=x", "no option `region`"),
-        ("s3://bucket?anonymous=perhaps", "true or false"),
-        ("s3://bucket?endpoint=127.0.0.1:9000", "http"),
-        ("s3://bucket?endpoint=http://me:secret@host", "without user"),
+        ("s3://", "bucket"),
+        ("s3://key:secret@bucket/x", "bucket"),
+        ("s3://bucket/a//b", "prefix"),
+        ("s3://bucket/../b", "prefix"),
+        ("ftp://bucket", "scheme"),
+        ("s3://bucket?regoin=x", "option"),
+        ("s3://bucket?secret_access_key=x", "option"),
+        ("gs://bucket?region=x", "option"),
+        ("s3://bucket?anonymous=perhaps", "anonymous"),
+        ("s3://bucket?endpoint=127.0.0.1:9000", "endpoint"),
+        ("s3://bucket?endpoint=http://me:secret@host", "endpoint"),
     ],
 )
 def test_a_bad_address_is_refused_with_the_reason(uri: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(ConfigError) as caught:
         parse_address(uri)
+    assert caught.value.reason == reason
+
+
+def test_a_misspelt_option_says_which_one_may_be_meant() -> None:
+    with pytest.raises(ConfigError, match=r"`regoin`.*`region`\?"):
+        parse_address("s3://bucket?regoin=x")
 
 
 def test_keys_and_paths_lead_to_each_other() -> None:

@@ -51,13 +51,13 @@ def test_pod_identity_is_used_and_renewed(aws: FakeAws, tmp_path: Path, monkeypa
     (tmp_path / "token").write_text("pod-token")
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", aws.url + "/pod")
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
-    _put_until_renewed(open_store(aws), aws)
+    assert_keys_are_renewed(open_store(aws), aws)
     assert set(aws.tokens) == {"pod-token"}
 
 
 def test_the_role_of_the_instance_is_used_and_renewed(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", aws.url)
-    _put_until_renewed(open_store(aws), aws)
+    assert_keys_are_renewed(open_store(aws), aws)
 
 
 def test_web_identity_is_used_and_renewed(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_web_identity_is_used_and_renewed(aws: FakeAws, tmp_path: Path, monkeypa
     with FakeAws(certificate=certificate(tmp_path)) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "tls.pem"))
-        _put_until_renewed(open_store(aws), aws)
+        assert_keys_are_renewed(open_store(aws), aws)
 
 
 def test_a_private_certificate_is_trusted_only_when_named(tmp_path: Path, aws: FakeAws) -> None:
@@ -127,12 +127,13 @@ def test_an_unknown_profile_says_so(aws: FakeAws) -> None:
 
 def test_a_profile_without_boto3_names_the_extra(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(MissingExtra, match=r"\[aws\]"):
+    with pytest.raises(MissingExtra) as caught:
         open_store(aws, "&profile=team").put("a", b"x")
+    assert caught.value.extra == "aws"
 
 
 def test_no_credentials_at_all_is_a_refusal_with_the_ways_to_give_some(aws: FakeAws) -> None:
-    with pytest.raises(StoreRefused, match="no credentials were found") as caught:
+    with pytest.raises(StoreRefused, match=r"\?anonymous=true") as caught:
         open_store(aws).put("a", b"x")
     assert caught.value.__cause__ is not None
 
@@ -172,7 +173,7 @@ def _profile(home: Path, name: str, key: str) -> None:
         file.write(f"[{name}]\naws_access_key_id={key}\naws_secret_access_key=s\n")
 
 
-def _put_until_renewed(store: CloudStore, aws: FakeAws) -> None:
+def assert_keys_are_renewed(store: CloudStore, aws: FakeAws) -> None:
     """Write until a second key signs; obstore asks for a new one at most ten times a second."""
     deadline = time.monotonic() + 30
     while "KEY-2" not in aws.signers:

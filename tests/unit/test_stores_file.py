@@ -138,8 +138,9 @@ def test_a_file_system_without_hard_links_is_refused(
         raise OSError(code, os.strerror(code), source, None, target)
 
     monkeypatch.setattr(os, "link", link)
-    with pytest.raises(StoreRefused, match="hard links"):
+    with pytest.raises(StoreRefused) as caught:
         FileStore(tmp_path).create("a.json", b"x")
+    assert caught.value.reason == "hard_links"
 
 
 def test_a_disk_that_is_full_half_way_keeps_the_old_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +267,7 @@ def test_the_options_of_a_file_store_are_part_of_its_address(tmp_path: Path) -> 
     again = open_store(store.uri)
     assert (again.uri, again.root, again.recycles) == (store.uri, store.root, True)
     assert not open_store(f"file://{tmp_path}?recycle=false").recycles
-    for wrong, word in (("recycle=perhaps", "0 or 1"), ("recycled=1", "no option `recycled`, did you mean `recycle`")):
+    for wrong, word in (("recycle=perhaps", "recycle .*'perhaps'"), ("recycled=1", r"`recycled`.*`recycle`\?")):
         with pytest.raises(ConfigError, match=word):
             open_store(f"file://{tmp_path}?{wrong}")
 
@@ -287,8 +288,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_unavailable(tmp_path: Path) -> 
     body = store.open("a.bin")
     body.readinto(memoryview(bytearray(10)))
     os.truncate(tmp_path / "a.bin", 50_000)
-    with pytest.raises(StoreUnavailable, match="ended early"):
+    with pytest.raises(StoreUnavailable) as caught:
         body.readinto(memoryview(bytearray(99_990)))
+    assert (caught.value.key, caught.value.reason) == ("a.bin", "cut")
     body.close()
 
 

@@ -79,8 +79,9 @@ def test_an_object_costs_one_request_and_many_one_connection(store: CloudStore, 
 def test_a_missing_key_costs_one_request_and_keeps_the_connection(store: CloudStore, proxy: FaultProxy) -> None:
     before = proxy.connections
     for _ in range(4):
-        with pytest.raises(KeyNotFound, match="`missing`"):
+        with pytest.raises(KeyNotFound) as caught:
             store.open("missing")
+        assert caught.value.key == "missing"
     assert read(store) == DATA
     assert asked(proxy) == ["address"] * 5
     assert proxy.connections == before + 1
@@ -88,9 +89,10 @@ def test_a_missing_key_costs_one_request_and_keeps_the_connection(store: CloudSt
 
 def test_a_missing_bucket_is_not_a_missing_key(service: Service, proxy: FaultProxy) -> None:
     store = CloudStore.from_uri(service.uri("no-such-bucket", endpoint=proxy.url))
-    with pytest.raises(StoreError, match="create the bucket") as caught:
+    with pytest.raises(StoreError) as caught:
         store.open("a")
     assert type(caught.value) is StoreError
+    assert caught.value.reason == "bucket"
 
 
 def test_keys_that_need_quoting_are_read_by_a_signed_address(store: CloudStore, proxy: FaultProxy) -> None:
@@ -107,9 +109,10 @@ def test_a_body_that_is_cut_is_unavailable_and_the_next_one_is_whole(store: Clou
     body = store.open("a")
     room = memoryview(bytearray(body.size))
     body.readinto(room[:1000])
-    with pytest.raises(StoreUnavailable, match="connection was closed") as caught:
+    with pytest.raises(StoreUnavailable) as caught:
         body.readinto(room[1000:])
-    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.reason == "cut"
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
     with pytest.raises(StoreUnavailable):
         body.readinto(room[:1])
     body.close()

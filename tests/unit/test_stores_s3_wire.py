@@ -167,9 +167,9 @@ def test_a_body_that_stays_out_is_unavailable(either: tuple[ScriptedS3, CloudSto
     server, store = either
     server.scripts.append(server.says_and_waits(cut(server)))
     body = store.open("a")
-    with pytest.raises(StoreUnavailable, match="no bytes came for too long") as caught:
+    with pytest.raises(StoreUnavailable) as caught:
         read_unevenly(body)
-    assert (caught.value.uri, caught.value.key) == (store.uri, "a")
+    assert (caught.value.uri, caught.value.key, caught.value.reason) == (store.uri, "a", "timeout")
     body.close()
     assert read(store) == DATA
 
@@ -216,8 +216,9 @@ def test_a_body_that_breaks_off_is_unavailable(either: tuple[ScriptedS3, CloudSt
     server, store = either
     server.scripts.append(server.says(cut(server), then_close=True))
     body = store.open("a")
-    with pytest.raises(StoreUnavailable, match="did not come to its end") as caught:
+    with pytest.raises(StoreUnavailable) as caught:
         read_unevenly(body)
+    assert caught.value.reason == "cut"
     assert isinstance(caught.value.__cause__, OSError)
     assert read(store) == DATA
 
@@ -238,10 +239,10 @@ def test_a_store_with_little_patience_does_not_wait_twice(either: tuple[Scripted
     server, store = either
     hasty = store.with_patience(0.3)
     server.scripts.append(server.says_and_waits(b"HTTP/1.1 2"))
-    with pytest.raises(StoreUnavailable, match="no answer in time") as caught:
+    with pytest.raises(StoreUnavailable) as caught:
         hasty.open("a")
     assert caught.value.__cause__ is not None
-    assert (caught.value.key, caught.value.uri) == ("a", store.uri)
+    assert (caught.value.key, caught.value.uri, caught.value.reason) == ("a", store.uri, "timeout")
     assert "X-Amz" not in f"{caught.value} {caught.value.__cause__!r}"
     assert read(hasty) == DATA
     assert server.others == 0

@@ -72,7 +72,7 @@ def check_rank(io: Requests, keys: RoundKeys, claim: Claim, round_no: int = -1) 
 
 def fenced(claim: Claim, round_no: int = -1) -> Fenced:
     message = f"another process has taken over rank {claim.rank} (incarnation {claim.incarnation} is not the newest)"
-    return Fenced(message, round_no=round_no, hint="end this process; the other one goes on")
+    return Fenced(message, round_no=round_no, reason="replaced", hint="end this process; the other one goes on")
 
 
 def leave(io: Requests, keys: RoundKeys, claim: Claim) -> Steps[None]:

@@ -67,7 +67,7 @@ class NamedClient:
         ends the generation, because every rank sees it.
         """
         if self._is_closed:
-            raise ConfigError("this one was closed; make a new one, on every rank")
+            raise ConfigError("this one was closed; make a new one, on every rank", reason="closed")
         with self._driver() as drive:
             return drive(self._protocol.exchange(name, part))
 

@@ -44,7 +44,8 @@ class Facade:
         timeout: float = 3600,
     ) -> list[ReplicaHandle]:
         if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
-            raise ConfigError(f"entrypoint_args is a mapping of names to JSON values, not {entrypoint_args!r}")
+            message = f"entrypoint_args is a mapping of names to JSON values, not {entrypoint_args!r}"
+            raise ConfigError(message, reason="entrypoint_args")
         args = dict(entrypoint_args or {})
         rank_env = args.pop("rank_env", RANK)
         draft = prepare(

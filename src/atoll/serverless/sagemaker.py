@@ -154,7 +154,8 @@ def _function_of(entrypoint: str | Callable[..., Any]) -> str | None:
         try:
             return str(Entry.of(entrypoint))
         except ValueError as exc:
-            raise ConfigError(f"SageMaker runs what its image has, and not this callable: {exc}") from exc
+            message = f"SageMaker runs what its image has, and not this callable: {exc}"
+            raise ConfigError(message, reason="callable") from exc
     if entrypoint in _CONTAINER or ("." not in entrypoint and ":" not in entrypoint):
         return None
     if ":" in entrypoint:

@@ -54,6 +54,7 @@ class CloudAddress:
             if name not in allowed:
                 raise ConfigError(
                     f"a {self.service}:// store has no option `{name}`{did_you_mean(name, allowed)}",
+                    reason="option",
                     hint=f"options: {', '.join(allowed)}; secrets come from the environment",
                 )
         return _checked(replace(self, **{name: _value(name, value) for name, value in options.items()}))
@@ -79,16 +80,18 @@ def parse_address(uri: str) -> CloudAddress:
     base, _, query = uri.partition("?")
     scheme, separator, rest = base.partition("://")
     if not separator or scheme not in _SCHEMES:
-        raise ConfigError(f"not the address of a cloud store: {uri!r}", hint="write s3://…, gs://… or az://…")
+        hint = "write s3://…, gs://… or az://…"
+        raise ConfigError(f"not the address of a cloud store: {uri!r}", reason="scheme", hint=hint)
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if not bucket or "@" in bucket:
-        raise ConfigError(f"no bucket in {base!r}", hint=f"write {scheme}://bucket/prefix; secrets never go in a URI")
+        hint = f"write {scheme}://bucket/prefix; secrets never go in a URI"
+        raise ConfigError(f"no bucket in {base!r}", reason="bucket", hint=hint)
     if prefix:
         try:
             check_key(prefix)
         except BadKey as exc:
-            raise ConfigError(f"bad prefix in {base!r}: {exc.message}") from exc
+            raise ConfigError(f"bad prefix in {base!r}: {exc.message}", reason="prefix") from exc
     options = dict(parse_qsl(query, keep_blank_values=True))
     return CloudAddress(_SCHEMES[scheme], bucket, prefix).with_options(options)
 
@@ -98,7 +101,7 @@ def _value(name: str, value: Any) -> Any:
         return value
     text = str(value).lower()
     if text not in _YES | _NO:
-        raise ConfigError(f"`{name}` is true or false, not {value!r}")
+        raise ConfigError(f"`{name}` is true or false, not {value!r}", reason=name)
     return text in _YES
 
 
@@ -107,5 +110,6 @@ def _checked(address: CloudAddress) -> CloudAddress:
         return address
     parts = urlsplit(address.endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc or parts.query:
-        raise ConfigError(f"an endpoint is an http(s) URL without user or query, not {address.endpoint!r}")
+        message = f"an endpoint is an http(s) URL without user or query, not {address.endpoint!r}"
+        raise ConfigError(message, reason="endpoint")
     return replace(address, endpoint=address.endpoint.rstrip("/"))

@@ -98,7 +98,8 @@ def translated(answer: Answer, verb: str, uri: str, key: str) -> StoreError:
     """The store error that says what happened, to what, and what to do. (S11)"""
     message = f"cannot {verb} `{key}` in {uri}: {answer.words}"
     if answer.code in _NO_BUCKET:
-        return StoreError(message, uri=uri, key=key, hint="create the bucket first, or check its name and region")
+        hint = "create the bucket first, or check its name and region"
+        return StoreError(message, uri=uri, key=key, reason="bucket", hint=hint)
     if answer.is_missing:
         return KeyNotFound(key, uri=uri)
     if answer.is_taken and verb == "create":

@@ -39,7 +39,7 @@ def translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:
         return BadKey(key, f"this file system cannot hold so long a name under {uri}")
     if (exc.errno == errno.EPERM and exc.filename2 is not None) or exc.errno in _NO_HARD_LINKS:
         hint = "this file system has no hard links, so `create` cannot be atomic here; use another folder"
-        return StoreRefused(message, uri=uri, key=key, hint=hint)
+        return StoreRefused(message, uri=uri, key=key, reason="hard_links", hint=hint)
     if exc.errno in _REFUSED:
         return StoreRefused(message, uri=uri, key=key, hint="check who owns the folder and how it is mounted")
     if exc.errno in _UNAVAILABLE:

@@ -57,7 +57,7 @@ class FileBody(Straight):
     def was_cut(self, error: OSError | None) -> NoReturn:
         if error is not None:
             raise translated(error, "read", self._uri, self._key) from error
-        raise StoreUnavailable(f"`{self._key}` in {self._uri} ended early", uri=self._uri, key=self._key)
+        raise StoreUnavailable(f"`{self._key}` in {self._uri} ended early", uri=self._uri, key=self._key, reason="cut")
 
     def close(self) -> None:
         self._file.close()

@@ -76,9 +76,9 @@ class SocketBody(Straight):
 
     def readinto(self, buffer: memoryview) -> None:
         if self._connection is None:
-            raise self._unavailable("is closed")
+            raise self._unavailable("is closed", "closed")
         if len(buffer) > self._left:
-            raise self._unavailable("ended early")
+            raise self._unavailable("ended early", "cut")
         try:
             self._fill(self._connection, buffer)
         except OSError as exc:
@@ -101,11 +101,12 @@ class SocketBody(Straight):
         error = error or ConnectionResetError("the connection was closed")
         self.close()
         self._break_off()
-        why = "no bytes came for too long" if isinstance(error, TIMED_OUT) else error
-        raise self._unavailable(f"did not come to its end: {why}") from error
+        is_late = isinstance(error, TIMED_OUT)
+        why = "no bytes came for too long" if is_late else error
+        raise self._unavailable(f"did not come to its end: {why}", "timeout" if is_late else "cut") from error
 
-    def _unavailable(self, what: str) -> StoreUnavailable:
-        return StoreUnavailable(f"`{self.key}` in {self.uri} {what}", uri=self.uri, key=self.key)
+    def _unavailable(self, what: str, reason: str) -> StoreUnavailable:
+        return StoreUnavailable(f"`{self.key}` in {self.uri} {what}", uri=self.uri, key=self.key, reason=reason)
 
     def _fill(self, connection: socket.socket, buffer: memoryview) -> None:
         if self._more:
@@ -157,7 +158,8 @@ class StraightReader:
             found = self._ask(self._sign(path))
         except Exception as exc:  # whatever it is, the other way is tried, and tells
             if isinstance(exc, TIMED_OUT) and self._has_no_more_patience:
-                raise StoreUnavailable(f"cannot read `{key}` in {uri}: no answer in time", uri=uri, key=key) from exc
+                message = f"cannot read `{key}` in {uri}: no answer in time"
+                raise StoreUnavailable(message, uri=uri, key=key, reason="timeout") from exc
         if isinstance(found, SocketBody):
             found.uri, found.key = uri, key
             return found

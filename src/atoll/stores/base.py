@@ -186,7 +186,7 @@ class BufferBody:
 
     def readinto(self, buffer: memoryview) -> None:
         if len(buffer) > len(self._left):
-            raise StoreUnavailable(f"an object of {self.size} bytes ended early")
+            raise StoreUnavailable(f"an object of {self.size} bytes ended early", reason="cut")
         buffer[:] = self._left[: len(buffer)]
         self._left = self._left[len(buffer) :]
 

@@ -160,7 +160,8 @@ class CloudStore:
                     raise
                 last = exc
             self._clock.sleep(pause)
-        raise StoreUnavailable(f"cannot create `{key}` in {self.uri}: conflict without a winner", key=key) from last
+        message = f"cannot create `{key}` in {self.uri}: conflict without a winner"
+        raise StoreUnavailable(message, key=key, reason="conflict") from last
 
     def _owner(self, key: str, path: str, *, or_else: StoreError) -> str | None:
         """Whose object is there: its mark, an empty text if it has none, or None if there is no object."""

@@ -101,6 +101,7 @@ class FsspecStore:
             raise StoreError(
                 f"cannot use {self.uri}: `create` of {kind.__name__} is not atomic (it looks first and writes later)",
                 uri=self.uri,
+                reason="not_atomic",
                 hint="replicas agree by atomic `create`; use s3://, gs://, az:// or a folder that every replica mounts",
             )
 

@@ -52,10 +52,11 @@ def make_diloco_outer_loop(
 
     if not isinstance(allreduce, ObjectStoreAllReduce):
         if rank is None or world_size is None:
-            raise ConfigError("with a URI, give rank and world_size too")
+            raise ConfigError("with a URI, give rank and world_size too", reason="rank_missing")
         allreduce = ObjectStoreAllReduce(allreduce, rank, world_size, **options)
     elif options or rank is not None or world_size is not None:
-        raise ConfigError("rank, world_size and options belong to the ObjectStoreAllReduce that was given")
+        message = "rank, world_size and options belong to the ObjectStoreAllReduce that was given"
+        raise ConfigError(message, reason="rank_twice")
     return OuterLoop(model, allreduce, outer_lr, outer_momentum, nesterov=nesterov, buffers=buffers, name=name)
 
 
@@ -80,7 +81,8 @@ class OuterLoop:
         self._name, self._model, self._policy = name, model, buffers
         self._live = [p for p in model.parameters() if p.requires_grad]
         if not self._live:
-            raise ConfigError("the model has no trainable parameter, so there is nothing to exchange")
+            message = "the model has no trainable parameter, so there is nothing to exchange"
+            raise ConfigError(message, reason="no_parameters")
         self._agreed = [_outer_copy(p) for p in self._live]
         self._optimizer = torch.optim.SGD(self._agreed, lr, momentum, nesterov=nesterov and momentum > 0)
 
@@ -88,7 +90,7 @@ class OuterLoop:
     def agree(self) -> None:
         """Take the weights and averaged buffers of rank 0. Before the first optimizer step, on every rank."""
         if self.round:
-            raise ConfigError("agree on the weights before the first outer step, not after it")
+            raise ConfigError("agree on the weights before the first outer step, not after it", reason="too_late")
         self.allreduce.broadcast([*self._live, *self._buffers()], f"{self._name} start")
         for agreed, live in zip(self._agreed, self._live, strict=True):
             agreed.copy_(live)

@@ -211,9 +211,10 @@ class DiLoCo:
     def save(self) -> None:
         """Write a checkpoint now. Only between rounds: after `step` has held one, before the next optimizer step."""
         if self._loop.flight is not None:
-            raise ConfigError("a checkpoint is made between rounds, and one is under way", hint="see `checkpoint=`")
+            message = "a checkpoint is made between rounds, and one is under way"
+            raise ConfigError(message, reason="mid_round", hint="see `checkpoint=`")
         if self._pace.loose or (self._stream.is_settled and self._pace.since):
-            raise ConfigError("a checkpoint is made between rounds, not in the middle of one")
+            raise ConfigError("a checkpoint is made between rounds, not in the middle of one", reason="mid_round")
         self._loop.rest()
         oldest = self._checkpoints.write(Checkpoint(self.round, self._client.position, self._state()))
         # The older of the two must stay usable, so rounds are kept from there on.

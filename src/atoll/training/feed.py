@@ -49,7 +49,11 @@ class Feed(Iterator[Batch]):
                 continue
             self._taken += 1
             return batch
-        raise ConfigError("the batches ran out", hint="pass something that can be iterated again, epoch after epoch")
+        raise ConfigError(
+            "the batches ran out",
+            reason="exhausted",
+            hint="pass something that can be iterated again, epoch after epoch",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor: what comes after the batches that were taken."""
@@ -59,7 +63,10 @@ class Feed(Iterator[Batch]):
 
     def _resume(self, saved: dict[str, Any]) -> None:
         if ("own" in saved) != (self._own is not None):
-            raise ConfigError("the checkpoint was made with batches of another kind: one with a cursor, one without")
+            raise ConfigError(
+                "the checkpoint was made with batches of another kind: one with a cursor, one without",
+                reason="cursor",
+            )
         if self._own is not None:
             self._own.load_state_dict(saved["own"])
             self._iterator = iter(self._batches)
@@ -69,7 +76,7 @@ class Feed(Iterator[Batch]):
         self._iterator = iter(self._batches)
         for _ in range(saved["taken"]):
             if next(self._iterator, self) is self:
-                raise ConfigError("there are fewer batches than before the interruption")
+                raise ConfigError("there are fewer batches than before the interruption", reason="exhausted")
         self._taken = saved["taken"]
 
     def _begin_epoch(self) -> None:

@@ -39,7 +39,8 @@ class ModelVector:
         self._model, self._policy = model, policy
         trainable = _trainable(model)
         if not trainable:
-            raise ConfigError("the model has no trainable parameter, so there is nothing to exchange")
+            message = "the model has no trainable parameter, so there is nothing to exchange"
+            raise ConfigError(message, reason="no_parameters")
         named = trainable + averaged_buffers(model, policy)
         for name, tensor in named:
             _refuse_unusable(name, tensor)
@@ -145,6 +146,7 @@ class ModelVector:
             names = {name for name, t in now if before.pop(name, None) is not t} | before.keys()
             raise ConfigError(
                 f"the exchanged tensors of the model changed during training: {_some(sorted(names))}",
+                reason="changed",
                 hint="freeze, unfreeze or replace parameters before DiLoCo is made",
             )
         self._named = [now[i] for i in self._order]
@@ -167,6 +169,7 @@ def refuse_strangers(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
             if strangers:
                 raise ConfigError(
                     f"optimizer {number}, group {i} trains parameters that are not the model's: {_some(strangers)}",
+                    reason="other_parameters",
                     hint="put them in one module with the model, or build the optimizer after the model is final",
                 )
 

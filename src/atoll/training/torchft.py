@@ -121,7 +121,7 @@ class Manager:
     ) -> None:
         """Take note of a fragment of DiLoCo. Other state is only handed out again by `_manager_state_dict`."""
         if key in self._save_fns:
-            raise ConfigError(f"`{key}` is registered already: one manager serves one DiLoCo")
+            raise ConfigError(f"`{key}` is registered already: one manager serves one DiLoCo", reason="registered")
         if key.startswith(FRAGMENT_KEY):
             if self._rounds.is_joined:
                 raise ConfigError("the manager is in use already: make DiLoCo before the first optimizer step")

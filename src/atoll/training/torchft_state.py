@@ -204,7 +204,9 @@ def fragment_behind(load: Callable[[Any], None], key: str) -> TorchftFragment:
     wanted = ("original_parameters", "save_parameters", "restore_parameters", "_model_fragment", "_outer_optimizer")
     if not all(hasattr(found, name) for name in wanted):
         raise ConfigError(
-            f"`{key}` was not registered by a torchft that is known here (0.2)", hint=install_command("torchft")
+            f"`{key}` was not registered by a torchft that is known here (0.2)",
+            reason="version",
+            hint=install_command("torchft"),
         )
     fragment = cast("TorchftFragment", found)
     _check_buckets(fragment, key)
@@ -220,6 +222,7 @@ def _check_buckets(fragment: TorchftFragment, key: str) -> None:
     if size > fragment.bucket_cap_mb or len({t.dtype for t in tensors}) > 1:
         raise ConfigError(
             f"{key} does not fit into one bucket, and of several buckets torchft averages only the last",
+            reason="buckets",
             hint="leave use_bucketization off: one exchange for each round is made in any case",
         )
     warnings.warn(f"{key}: use_bucketization is of no use here: one exchange is made in any case", stacklevel=4)

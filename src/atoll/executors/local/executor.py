@@ -228,7 +228,8 @@ def _write_once(spool: Spool, plan: Plan) -> None:
 
 def _send(pid: int, number: signal.Signals) -> None:
     if pid <= 0:  # the kernel's word for a process outside our pid namespace; to kill, it means our own group
-        raise BackendError("the run's shepherd is in another container of this machine", executor=LocalExecutor.name)
+        message = "the run's shepherd is in another container of this machine"
+        raise BackendError(message, executor=LocalExecutor.name, operation="cancel", reason="pid_namespace")
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -114,6 +114,7 @@ class Launch:
                 f"`{name}` stays taken: {exc.message}",
                 executor=EXECUTOR,
                 operation="submit",
+                reason="taken",
                 hint="choose another run id, or delete the job (`aws sagemaker delete-training-job`)",
             ) from taken
 
