@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from rounds_simulator import Simulation
 from rounds_toy import Toy, commits, events, run_all
 
 from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost
+from atoll.rounds import quorum
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.metrics import Outlook, Waiting, waiting_for
 from atoll.rounds.ops import List
@@ -117,6 +119,26 @@ def test_a_straggler_is_left_out_and_still_ends_with_the_same_bits() -> None:
     simulation.run()
     assert len(set(simulation.results().values())) == 1
     assert any(2 not in commit.ranks for commit in commits(store))
+
+
+def test_a_commit_names_the_ranks_that_were_decided_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that leaves out a rank whose update has arrived holds: the record, the mean and the wait obey it."""
+    clock, store = FakeClock(), MemoryStore()
+    decide, left_out = quorum.decide, []
+
+    def without_rank_1(*args: Any, **seen: Any) -> quorum.Decision:
+        decision = decide(*args, **seen)
+        if not isinstance(decision, quorum.Commit):
+            return decision
+        left_out.append(1 in seen["arrived"])
+        return quorum.Commit(tuple(rank for rank in decision.ranks if rank != 1))
+
+    monkeypatch.setattr(quorum, "decide", without_rank_1)
+    toys = [Toy(rank, 3, clock, quorum=at_least(3)) for rank in range(3)]
+    assert len(set(run_all(toys, store).values())) == 1
+    assert any(left_out)
+    assert [commit.ranks for commit in commits(store)] == [(0, 2)] * 3
+    assert {event["rank"] for event in events(store) if event["event"] == "rank_late"} == {1}
 
 
 def test_a_replica_that_left_is_not_waited_for() -> None:
