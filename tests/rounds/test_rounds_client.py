@@ -111,6 +111,36 @@ def test_a_newcomer_catches_up_by_snapshot_and_replay(store: Store) -> None:
         assert trainer.values.tobytes() == finals[0]
 
 
+def test_catching_up_fills_the_sinks_of_the_caller_and_asks_for_each_committed_round_once(store: Store) -> None:
+    train(store, 2, 3)
+    rooms: list[np.ndarray[Any, Any]] = []
+    taken: list[tuple[int, bool, bytes]] = []
+
+    def room(fragment: int) -> Parts:
+        assert fragment == 0
+        rooms.append(np.empty(LAYOUT.size, np.float32))
+        return Parts([rooms[-1]])
+
+    def refuse(_: object) -> None:
+        raise AssertionError("there is no snapshot")
+
+    with client(store, 0, 2, attempt=1) as mine:
+        Trainer(mine, 0)
+        assert mine.is_committed(2)
+        assert not mine.is_committed(3)
+
+        def apply(done: Any) -> None:
+            taken.append((done.round_no, done.mean is None, rooms[-1].tobytes()))
+
+        assert mine.catch_up(0, apply, refuse, room=room) == 3
+    with client(store, 1, 2, attempt=1) as other:
+        Trainer(other, 1)
+        means: list[bytes] = []
+        other.catch_up(0, lambda done: means.append(done.mean.tobytes()), refuse)
+    assert taken == [(i, True, mean) for i, mean in enumerate(means)]
+    assert len(set(means)) == 3
+
+
 def test_a_checkpoint_of_ones_own_goes_on_where_it_was(store: Store) -> None:
     with client(store, 0, 1) as mine:
         trainer = Trainer(mine, 0)

@@ -164,6 +164,18 @@ def test_a_snapshot_that_cannot_be_read_gives_way_to_the_one_before() -> None:
     assert len(again.history) == 12 - 5, "from the snapshot of round 5"
 
 
+def test_without_any_readable_snapshot_a_newcomer_replays_the_rounds_that_are_there() -> None:
+    clock, inner = FakeClock(), MemoryStore()
+    toy = Toy(0, 1, clock, rounds=12, snapshot_every=5)
+    final = run_all([toy], inner)["r0"]
+    for key in inner.list(KEYS.blobs_prefix()):
+        if KEYS.parse_blob(key)[0] > 0:
+            inner.put(key, b"gone")
+    again = toy.again(attempt=1)
+    assert run_all([again], inner)["r0"] == final
+    assert len(again.history) == 12
+
+
 def test_damage_nobody_can_heal_is_an_error_that_names_the_rank() -> None:
     clock = FakeClock()
     toys = [Toy(rank, 2, clock, rounds=1) for rank in range(2)]
