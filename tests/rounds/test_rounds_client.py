@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.ops import Gather, Get, Put
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
+from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.vectors import Parts
@@ -260,6 +262,14 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
         assert sorted(ended) == [0, 1, 2, 3]
     finally:
         drive.close()
+
+
+def test_a_client_takes_a_store_and_what_the_protocol_takes() -> None:
+    store, *rest = signature(RoundClient).parameters.values()
+    assert store.name == "store"
+    assert rest == list(signature(RoundProtocol).parameters.values())
+    with pytest.raises(TypeError, match="quorun"):
+        RoundClient(MemoryStore(), "run", 0, 1, layouts=[LAYOUT], quorun=None)  # type: ignore[call-arg]
 
 
 def test_a_quorum_that_can_never_be_had_is_refused_before_anything_is_written():

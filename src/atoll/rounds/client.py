@@ -15,25 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Signature, signature
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.rounds.allocator import keep_freed_memory
 from atoll.rounds.codec import F32
 from atoll.rounds.drive import Driver
 from atoll.rounds.exchange import RoundOutcome
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
 from atoll.rounds.protocol import Head, RoundProtocol
 from atoll.rounds.records import Agreement
 from atoll.rounds.requests import Counters
 from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts, Sink, Source, as_source
 from atoll.stores.base import Buffer, Store, with_patience
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,30 @@ class Exchanged:
         return self.outcome.is_included
 
 
+def _with_the_options_of(
+    steps: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Store, P], None]]:
+    """Give a constructor that passes its arguments on, after a store, the signature of the one that takes them."""
+
+    def signed(init: Callable[..., None]) -> Callable[Concatenate[Any, Store, P], None]:
+        own, store, *_ = signature(init).parameters.values()
+        _, *passed_on = signature(steps).parameters.values()
+        vars(init)["__signature__"] = Signature([own, store, *passed_on], return_annotation="None")
+        return init
+
+    return signed
+
+
 class RoundClient:
     """One replica of one run. Not thread-safe: one call at a time."""
 
-    def __init__(
-        self,
-        store: Store,
-        run_id: str,
-        rank: int,
-        world_size: int,
-        *,
-        layouts: Sequence[Layout],
-        tuning: Tuning | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        **options: Any,
-    ) -> None:
-        """`options` are those of `RoundProtocol`: attempt, codec_name, mean_codec, chunk, quorum, settings, lease_s."""
+    @_with_the_options_of(RoundProtocol.__init__)
+    def __init__(self, store: Store, *replica: Any, **options: Any) -> None:
+        """`store`, and then the arguments of `RoundProtocol`."""
         keep_freed_memory()
-        tuning = tuning or Tuning()
-        self._clock = clock
-        self._protocol = RoundProtocol(run_id, rank, world_size, layouts=layouts, tuning=tuning, clock=clock, **options)
-        self._drive = Driver(with_patience(store, tuning.retry_s), clock)
+        self._protocol = RoundProtocol(*replica, **options)
+        self._clock = self._protocol.io.clock
+        self._drive = Driver(with_patience(store, self._protocol.tuning.retry_s), self._clock)
 
     @property
     def agreement(self) -> Agreement:

@@ -73,7 +73,7 @@ class RoundProtocol:
     ) -> None:
         self._keys = RoundKeys(run_id)
         self._rank, self._attempt = rank, attempt
-        self._quorum, self._tuning = quorum or Quorum(), tuning or Tuning()
+        self._quorum, self.tuning = quorum or Quorum(), tuning or Tuning()
         self._token = token or uuid.uuid4().hex
         self._quorum.check_reachable(world_size)
         if chunk:
@@ -88,7 +88,7 @@ class RoundProtocol:
             dict(settings or {}),
             NO_BLOB,
         )
-        self.io = Requests(clock, rng or random.Random(), retry_s=self._tuning.retry_s)
+        self.io = Requests(clock, rng or random.Random(), retry_s=self.tuning.retry_s)
         self._leases = retention.Leases(lease_s)
         self._acks = 0
         self._member: Member | None = None
@@ -102,12 +102,12 @@ class RoundProtocol:
     def join(self, initial: Sequence[Buffer]) -> Steps[list[Buffer]]:
         """Agree on everything and claim the rank; the initial weights that stand come back."""
         # In this order, so that a process that was built differently is refused before it fences the right one.
-        start = yield from begin(self.io, self._keys, self._wanted, initial, self._rank, self._tuning)
+        start = yield from begin(self.io, self._keys, self._wanted, initial, self._rank, self.tuning)
         claim = yield from claims.take_rank(self.io, self._keys, self._rank, self._attempt, self._token)
         events = EventLog(self._keys, self._rank, claim.incarnation, self.io.clock)
         self.io.timeline.open(self._keys, self._rank, claim.incarnation)
         self._member = Member(
-            self.io, self._keys, claim, start.agreement, self._quorum, self._tuning, events,
+            self.io, self._keys, claim, start.agreement, self._quorum, self.tuning, events,
             previous=start.agreement.digest,
         )  # fmt: skip
         asked = self.io.clock.monotonic()  # now, while nothing else goes on: how far away is the store?
