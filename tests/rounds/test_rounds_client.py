@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.ops import Gather, Get, Put
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
+from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.vectors import Parts
@@ -109,6 +111,36 @@ def test_a_newcomer_catches_up_by_snapshot_and_replay(store: Store) -> None:
         assert mine.catch_up(0, apply, load) == 5
         assert mine.latest().next_round == 5
         assert trainer.values.tobytes() == finals[0]
+
+
+def test_catching_up_fills_the_sinks_of_the_caller_and_asks_for_each_committed_round_once(store: Store) -> None:
+    train(store, 2, 3)
+    rooms: list[np.ndarray[Any, Any]] = []
+    taken: list[tuple[int, bool, bytes]] = []
+
+    def room(fragment: int) -> Parts:
+        assert fragment == 0
+        rooms.append(np.empty(LAYOUT.size, np.float32))
+        return Parts([rooms[-1]])
+
+    def refuse(_: object) -> None:
+        raise AssertionError("there is no snapshot")
+
+    with client(store, 0, 2, attempt=1) as mine:
+        Trainer(mine, 0)
+        assert mine.is_committed(2)
+        assert not mine.is_committed(3)
+
+        def apply(done: Any) -> None:
+            taken.append((done.round_no, done.mean is None, rooms[-1].tobytes()))
+
+        assert mine.catch_up(0, apply, refuse, room=room) == 3
+    with client(store, 1, 2, attempt=1) as other:
+        Trainer(other, 1)
+        means: list[bytes] = []
+        other.catch_up(0, lambda done: means.append(done.mean.tobytes()), refuse)
+    assert taken == [(i, True, mean) for i, mean in enumerate(means)]
+    assert len(set(means)) == 3
 
 
 def test_a_checkpoint_of_ones_own_goes_on_where_it_was(store: Store) -> None:
@@ -233,6 +265,14 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
         assert sorted(ended) == [0, 1, 2, 3]
     finally:
         drive.close()
+
+
+def test_a_client_takes_a_store_and_what_the_protocol_takes() -> None:
+    store, *rest = signature(RoundClient).parameters.values()
+    assert store.name == "store"
+    assert rest == list(signature(RoundProtocol).parameters.values())
+    with pytest.raises(TypeError, match="quorun"):
+        RoundClient(MemoryStore(), "run", 0, 1, layouts=[LAYOUT], quorun=None)  # type: ignore[call-arg]
 
 
 def test_a_quorum_that_can_never_be_had_is_refused_before_anything_is_written():

@@ -6,6 +6,7 @@ import pytest
 from rounds_simulator import Simulation
 from rounds_toy import Toy, fault_free
 
+from atoll.rounds.ops import Create, Get, List, Op, Open, Put, Read
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
 
@@ -27,13 +28,15 @@ def run_with_kills(toys: list[Toy], victim: str, moments: dict[int, str], choose
         simulation.start(victim, toys[int(victim[1:])].again(attempt=attempt).train(), store)
 
 
-def requests_of(victim: str, toys: list[Toy]) -> int:
+def requests_of(victim: str, toys: list[Toy]) -> list[Op]:
+    made: list[Op] = []
     simulation = Simulation(toys[0].clock)
+    simulation.before = lambda name, _, op: made.append(op) if name == victim else None
     store = MemoryStore()
     for toy in toys:
         simulation.start(f"r{toy.rank}", toy.train(), store)
     simulation.run()
-    return simulation.requests[victim]
+    return made
 
 
 def toys_for(count: int, **options: object) -> list[Toy]:
@@ -46,7 +49,9 @@ def toys_for(count: int, **options: object) -> list[Toy]:
 @pytest.mark.parametrize("how", ["kill", "kill after"])
 def test_killed_at_any_request_and_restarted_ends_with_the_bits_of_the_quiet_run(victim: str, how: str) -> None:
     wanted = fault_free(toys_for(3))
-    for moment in range(requests_of(victim, toys_for(3))):
+    requests = requests_of(victim, toys_for(3))
+    assert {Get, Open, Read, Put, Create, List} <= set(map(type, requests))
+    for moment in range(len(requests)):
         finals = run_with_kills(toys_for(3), victim, {moment: how})
         assert set(finals.values()) == {wanted}, f"{how} of {victim} at request {moment}"
 

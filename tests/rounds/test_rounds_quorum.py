@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ from rounds_simulator import Simulation
 from rounds_toy import Toy, commits, events, run_all
 
 from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost
+from atoll.rounds import quorum
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.metrics import Outlook, Waiting, waiting_for
 from atoll.rounds.ops import List
+from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum, adaptive, at_least, strict
+from atoll.rounds.snapshots import LoadedSnapshot
+from atoll.rounds.vectors import Parts
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
 
@@ -118,6 +123,26 @@ def test_a_straggler_is_left_out_and_still_ends_with_the_same_bits() -> None:
     simulation.run()
     assert len(set(simulation.results().values())) == 1
     assert any(2 not in commit.ranks for commit in commits(store))
+
+
+def test_a_commit_names_the_ranks_that_were_decided_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that leaves out a rank whose update has arrived holds: the record, the mean and the wait obey it."""
+    clock, store = FakeClock(), MemoryStore()
+    decide, left_out = quorum.decide, []
+
+    def without_rank_1(*args: Any, **seen: Any) -> quorum.Decision:
+        decision = decide(*args, **seen)
+        if not isinstance(decision, quorum.Commit):
+            return decision
+        left_out.append(1 in seen["arrived"])
+        return quorum.Commit(tuple(rank for rank in decision.ranks if rank != 1))
+
+    monkeypatch.setattr(quorum, "decide", without_rank_1)
+    toys = [Toy(rank, 3, clock, quorum=at_least(3)) for rank in range(3)]
+    assert len(set(run_all(toys, store).values())) == 1
+    assert any(left_out)
+    assert [commit.ranks for commit in commits(store)] == [(0, 2)] * 3
+    assert {event["rank"] for event in events(store) if event["event"] == "rank_late"} == {1}
 
 
 def test_a_replica_that_left_is_not_waited_for() -> None:
@@ -242,6 +267,44 @@ def test_a_replica_whose_state_drifted_is_found_out() -> None:
     error = simulation.tasks.pop("r2").error
     assert isinstance(error, CorruptUpdate)
     assert (error.rank, error.check) == (2, "base")
+
+
+def test_a_replica_whose_state_drifted_takes_over_a_snapshot_only_if_it_says_so() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    options = {"rounds": 4, "quorum": at_least(2, grace_s=1.0), "snapshot_every": 2}
+    original = Toy.advance
+    used: list[RoundProtocol] = []
+
+    class Drifting(Toy):
+        def advance(self, protocol, round_no):
+            used[:] = [protocol]
+            round_no = yield from original(self, protocol, round_no)
+            self.state = self.state + np.float32(1e-3 if round_no == 2 else 0.0)
+            return round_no
+
+    drifted = Drifting(2, 3, clock, **options)
+    toys = [Toy(rank, 3, clock, **options) for rank in range(2)] + [drifted]
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run()
+    assert isinstance(simulation.tasks.pop("r2").error, CorruptUpdate)
+
+    def catch_up(**options: bool):
+        mean = np.empty_like(drifted.state)
+
+        def load(snapshot: LoadedSnapshot) -> None:
+            drifted.state = np.frombuffer(snapshot.buffers["state"], dtype=np.float32).copy()
+
+        steps = used[0].catch_up(2, lambda _: Parts([mean]), lambda _: drifted.apply(mean), load, **options)
+        task = simulation.start("r2", steps, store)
+        simulation.run()
+        return task
+
+    error = catch_up().error
+    assert isinstance(error, CorruptUpdate)
+    assert error.check == "base"
+    assert catch_up(replace_diverged=True).value == 4
+    assert drifted.state.tobytes() == simulation.tasks["r0"].value
 
 
 def test_a_replica_that_stood_still_after_its_commit_does_not_take_it_back() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds_simulator import Simulation
-from rounds_toy import FAST, Toy, commits, fault_free, update_of
+from rounds_toy import FAST, Toy, commits, fault_free, run_all, update_of
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.chunks import MeanName
@@ -164,6 +164,18 @@ def test_a_snapshot_that_cannot_be_read_gives_way_to_the_one_before() -> None:
     assert len(again.history) == 12 - 5, "from the snapshot of round 5"
 
 
+def test_without_any_readable_snapshot_a_newcomer_replays_the_rounds_that_are_there() -> None:
+    clock, inner = FakeClock(), MemoryStore()
+    toy = Toy(0, 1, clock, rounds=12, snapshot_every=5)
+    final = run_all([toy], inner)["r0"]
+    for key in inner.list(KEYS.blobs_prefix()):
+        if KEYS.parse_blob(key)[0] > 0:
+            inner.put(key, b"gone")
+    again = toy.again(attempt=1)
+    assert run_all([again], inner)["r0"] == final
+    assert len(again.history) == 12
+
+
 def test_damage_nobody_can_heal_is_an_error_that_names_the_rank() -> None:
     clock = FakeClock()
     toys = [Toy(rank, 2, clock, rounds=1) for rank in range(2)]
@@ -312,6 +324,30 @@ def test_a_bad_mean_does_not_take_the_place_of_the_only_copy_of_our_update() -> 
     assert len(set(simulation.results().values())) == 1
     assert bad.spoiled > 10
     assert clock.monotonic() < 200.0
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from([(2500, 1024), (300_000, 1 << 18)]), st.sampled_from(["fp32", "bf16"]))
+def test_reads_that_break_off_between_pieces_change_nothing(seed: int, sizes: tuple[int, int], codec: str) -> None:
+    """An opened object may stop at any piece: in its front, before its payload, or in the middle of it."""
+    rng, broken = random.Random(seed), []
+    options = {"size": sizes[0], "chunk": sizes[1], "codec": codec}
+
+    def before_piece(name: str) -> None:
+        if len(broken) < 12 and rng.random() < 0.3:
+            broken.append(name)
+            raise StoreUnavailable("the connection was cut")
+
+    toys, store = trio(**options), MemoryStore()
+    simulation = Simulation(toys[0].clock, lambda n: rng.randrange(n))
+    simulation.before_piece = before_piece
+    for toy in toys:
+        simulation.start(f"r{toy.rank}", toy.train(), store)
+    simulation.run()
+    quiet = trio(**options)
+    run_all(quiet, MemoryStore())
+    assert {tuple(toy.history) for toy in toys} == {tuple(quiet[0].history)}
+    assert broken
 
 
 class SpoilsUpdatesOnce(MemoryStore):

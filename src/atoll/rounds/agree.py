@@ -5,6 +5,7 @@ The create is the whole agreement. Everything before it is one observer's guess 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -86,8 +87,8 @@ def _act(watch: Watch, pause_s: float) -> Steps[Commit | None]:
     match watch.decide():
         case quorum.GiveUp(reason, missing):
             raise _given_up(watch, reason, missing)
-        case quorum.Commit():
-            commit = yield from _await_turn(watch)
+        case quorum.Commit(ranks):
+            commit = yield from _await_turn(watch, ranks)
             commit = commit or (yield from _propose(watch))
             if commit is None:
                 yield from watch.member.io.sleep(pause_s)
@@ -105,10 +106,10 @@ def _leave_word(watch: Watch, until: float) -> Steps[None]:
             yield from watch.member.events.flush(watch.member.io)
 
 
-def _await_turn(watch: Watch) -> Steps[Commit | None]:
-    """Let lower ranks go first: they see the same, and one writer is enough."""
+def _await_turn(watch: Watch, ranks: Sequence[int]) -> Steps[Commit | None]:
+    """Let lower ranks of those to be committed go first: they see the same, and one writer is enough."""
     member = watch.member
-    turn = sum(rank < member.rank for rank in watch.arrived)
+    turn = sum(rank < member.rank for rank in ranks)
     not_before = member.io.clock.monotonic() + turn * member.tuning.turn_s
     pauses = member.pauses()
     while (left := not_before - member.io.clock.monotonic()) > 0:
@@ -119,15 +120,16 @@ def _await_turn(watch: Watch) -> Steps[Commit | None]:
 
 
 def _propose(watch: Watch) -> Steps[Commit | None]:
-    """Create the commit and read back what stands; None when the claims say that an offer no longer counts."""
+    """Decide once more with fresh claims, commit what was decided, and read back what stands; None to look again."""
     member = watch.member
     if not watch.has_fresh_claims:
         yield from refresh_claims(watch)
     for refused in strays({rank: watch.offers[rank] for rank in watch.arrived}).values():
         watch.reject(refused)
-    if not isinstance(watch.decide(), quorum.Commit):
+    decision = watch.decide()
+    if not isinstance(decision, quorum.Commit):
         return None
-    proposal = _proposal(watch)
+    proposal = _proposal(watch, decision.ranks)
     is_ours = yield from member.io.create(member.keys.commit(watch.round_no), proposal.seal())
     commit = proposal if is_ours else (yield from read_commit(member, watch.round_no))
     if commit == proposal:
@@ -152,8 +154,9 @@ def _withdraw_if_stale(watch: Watch, made: Commit) -> Steps[None]:
         raise LeftBehind(message, round_no=watch.round_no, latest=latest)
 
 
-def _proposal(watch: Watch) -> Commit:
-    member, offers = watch.member, [watch.offers[rank] for rank in sorted(watch.arrived)]
+def _proposal(watch: Watch, ranks: Sequence[int]) -> Commit:
+    """The commit record of these ranks, and of no others that have arrived."""
+    member, offers = watch.member, [watch.offers[rank] for rank in ranks]
     left = {rank for rank, standing in watch.claims.items() if standing.has_left}
     is_holding = any(offer.expected for offer in offers)
     members = {*range(member.agreement.world_size), *watch.members, *watch.claims} - left

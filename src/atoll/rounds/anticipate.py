@@ -8,6 +8,7 @@ is lost but the effort: a mean names the party it was made of.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,9 +84,10 @@ def _average(turn: Turn, chunk: int, parts: list[_Part]) -> Steps[None]:
     party = Party(tuple(Seat(rank, turn.expected[rank], part.weight) for rank, part in seats))
     start, stop = member.grid(turn.fragment).span(chunk)
     room = turn.room(start, stop)
+    out = np.empty(stop - start, np.float32) if room is None else room
     began = member.io.clock.monotonic()
     try:
-        reduced = _reduced(turn, chunk, party, parts, np.empty(stop - start, np.float32) if room is None else room)
+        reduced = yield from member.io.receive(lambda: _reduced(turn, chunk, party, parts, out))
     except (CorruptUpdate, StoreError):
         return  # left to those who look more closely
     finally:
@@ -151,9 +153,12 @@ def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[_Part | None]:
         body = yield from member.io.open(key)
         if body is not None:
             try:
-                return _arriving(Incoming(body, member.io.clock, kind="update"), header)
-            except (CorruptUpdate, StoreError):
+                incoming = yield from member.io.receive(partial(Incoming, body, member.io.clock, kind="update"))
+                return _arriving(incoming, header)
+            except BaseException as exc:
                 body.close()
+                if not isinstance(exc, CorruptUpdate | StoreError):
+                    raise
         if is_there:
             break  # something is wrong; left to those who look more closely
         yield from member.io.sleep(next(pauses))

@@ -201,9 +201,11 @@ def _take(work: Averaging, chunk: int) -> Steps[bool]:
         return False
     began = io.clock.monotonic()
     try:
-        incoming = Incoming(body, io.clock, kind="mean")
+        incoming = yield from io.receive(lambda: Incoming(body, io.clock, kind="mean"))
         check, parts = work.name(chunk).check(incoming.header, incoming.payload_bytes)
-        is_good = _fits(work, parts, chunk) and _place(work, chunk, incoming, check)
+        is_good = _fits(work, parts, chunk)
+        if is_good:
+            is_good = yield from io.receive(lambda: _place(work, chunk, incoming, check))
         received = began + incoming.seconds
         io.spend("get", began, received)
         io.spend("reduce", received)

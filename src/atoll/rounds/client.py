@@ -13,27 +13,27 @@ Everything may raise: `Fenced` (stop: another process plays this rank), `QuorumL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Signature, signature
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.rounds.allocator import keep_freed_memory
 from atoll.rounds.codec import F32
 from atoll.rounds.drive import Driver
 from atoll.rounds.exchange import RoundOutcome
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
 from atoll.rounds.protocol import Head, RoundProtocol
 from atoll.rounds.records import Agreement
 from atoll.rounds.requests import Counters
 from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts, Sink, Source, as_source
 from atoll.stores.base import Buffer, Store, with_patience
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,30 @@ class Exchanged:
         return self.outcome.is_included
 
 
+def _with_the_options_of(
+    steps: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Store, P], None]]:
+    """Give a constructor that passes its arguments on, after a store, the signature of the one that takes them."""
+
+    def signed(init: Callable[..., None]) -> Callable[Concatenate[Any, Store, P], None]:
+        own, store, *_ = signature(init).parameters.values()
+        _, *passed_on = signature(steps).parameters.values()
+        vars(init)["__signature__"] = Signature([own, store, *passed_on], return_annotation="None")
+        return init
+
+    return signed
+
+
 class RoundClient:
     """One replica of one run. Not thread-safe: one call at a time."""
 
-    def __init__(
-        self,
-        store: Store,
-        run_id: str,
-        rank: int,
-        world_size: int,
-        *,
-        layouts: Sequence[Layout],
-        tuning: Tuning | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        **options: Any,
-    ) -> None:
-        """`options` are those of `RoundProtocol`: attempt, codec_name, mean_codec, chunk, quorum, settings, lease_s."""
+    @_with_the_options_of(RoundProtocol.__init__)
+    def __init__(self, store: Store, *replica: Any, **options: Any) -> None:
+        """`store`, and then the arguments of `RoundProtocol`."""
         keep_freed_memory()
-        tuning = tuning or Tuning()
-        self._clock = clock
-        self._protocol = RoundProtocol(run_id, rank, world_size, layouts=layouts, tuning=tuning, clock=clock, **options)
-        self._drive = Driver(with_patience(store, tuning.retry_s), clock)
+        self._protocol = RoundProtocol(*replica, **options)
+        self._clock = self._protocol.io.clock
+        self._drive = Driver(with_patience(store, self._protocol.tuning.retry_s), self._clock)
 
     @property
     def agreement(self) -> Agreement:
@@ -147,39 +150,55 @@ class RoundClient:
         With `out` the mean goes there, chunk by chunk, and nothing as big as the model is allocated. `out` may be the
         arrays `update` reads from.
         """
-        sink, mean = self._sink(round_no, fragment, out)
+        sink, mean = self._sink(round_no % len(self.agreement.layouts) if fragment is None else fragment, out)
         source = as_source(update)
         steps = self._protocol.exchange(round_no, source, sink, weight=weight, fragment=fragment, base=base)
         return Exchanged(self._drive(steps), mean)
 
-    def replay(self, round_no: int, *, fragment: int | None = None, out: Sink | None = None) -> Exchanged | None:
+    def replay(self, round_no: int, *, out: Sink | None = None) -> Exchanged | None:
         """Take in the mean of a committed round without contributing; None when there is no such commit yet."""
-        sink, mean = self._sink(round_no, fragment, out)
-        outcome = self._drive(self._protocol.replay(round_no, sink))
+        mean: F32 | None = None
+
+        def room(fragment: int) -> Sink:
+            nonlocal mean
+            sink, mean = self._sink(fragment, out)
+            return sink
+
+        outcome = self._drive(self._protocol.replay(round_no, room))
         return None if outcome is None else Exchanged(outcome, mean)
 
-    def replay_from(self, round_no: int) -> Iterator[Exchanged]:
-        """Every committed round from this one on, in order. Apply each before asking for the next."""
-        while (found := self.replay(round_no)) is not None:
-            yield found
-            round_no += 1
+    def is_committed(self, round_no: int) -> bool:
+        """Whether the store has the commit of a round; one GET. An old round may have been deleted."""
+        return self._drive(self._protocol.is_committed(round_no))
 
     def catch_up(
-        self, round_no: int, apply: Callable[[Exchanged], None], load: Callable[[LoadedSnapshot], None]
+        self,
+        round_no: int,
+        apply: Callable[[Exchanged], None],
+        load: Callable[[LoadedSnapshot], None],
+        *,
+        room: Callable[[int], Sink] | None = None,
+        replace_diverged: bool = False,
     ) -> int:
         """Take in everything committed from `round_no` on, and return the next round to contribute to.
 
         `apply` gets each round's mean, in order; `load` gets a snapshot that replaces the state, when replaying is not
-        possible or more work. Call it after `join`, after `LeftBehind`, and after a round that did not include us.
+        possible or more work. Both are called in this thread. With `room` the mean of a fragment goes to the sink
+        `room(fragment)`. With `replace_diverged`, a replica whose state the others rejected as different from theirs
+        loads a snapshot too, instead of raising `CorruptUpdate`. Call this after `join`, after `LeftBehind`, and after
+        a round that did not include us.
         """
-        means: list[F32] = []
+        mean: F32 | None = None
 
-        def room(fragment: int) -> Sink:
-            means[:] = [np.empty(self.agreement.layouts[fragment].size, dtype=np.float32)]
-            return Parts(means)
+        def sink_of(fragment: int) -> Sink:
+            nonlocal mean
+            sink, mean = self._sink(fragment, None if room is None else room(fragment))
+            return sink
 
-        steps = self._protocol.catch_up(round_no, room, lambda outcome: apply(Exchanged(outcome, means[0])), load)
-        return self._drive(steps)
+        def applied(outcome: RoundOutcome) -> None:
+            apply(Exchanged(outcome, mean))
+
+        return self._drive(self._protocol.catch_up(round_no, sink_of, applied, load, replace_diverged=replace_diverged))
 
     def latest(self) -> Head:
         """Where the others are."""
@@ -224,9 +243,9 @@ class RoundClient:
     ) -> None:
         self.close()
 
-    def _sink(self, round_no: int, fragment: int | None, out: Sink | None) -> tuple[Sink, F32 | None]:
+    def _sink(self, fragment: int, out: Sink | None) -> tuple[Sink, F32 | None]:
+        """Where the mean of a fragment goes, and the array it goes to if the caller gave no sink."""
         if out is not None:
             return out, None
-        layouts = self.agreement.layouts
-        mean = np.empty(layouts[round_no % len(layouts) if fragment is None else fragment].size, dtype=np.float32)
+        mean = np.empty(self.agreement.layouts[fragment].size, dtype=np.float32)
         return Parts([mean]), mean

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from atoll._time import Clock
-from atoll.rounds.ops import Create, Delete, Discard, Gather, Get, List, Op, Open, Put, Request, Sleep, Steps
+from atoll.rounds.ops import Create, Delete, Discard, Gather, Get, List, Op, Open, Put, Read, Request, Sleep, Steps
 from atoll.stores.base import Store, open_body, recycles
 
 T = TypeVar("T")
@@ -24,6 +24,8 @@ def answer(store: Store, request: Request) -> Any:
             return store.get(key)
         case Open(key):
             return open_body(store, key)
+        case Read(take):
+            return take()
         case Put(key, data):
             return store.put(key, data)
         case Create(key, data):

@@ -8,6 +8,7 @@ Late replicas skip to the average of what was committed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.errors import CorruptUpdate, LeftBehind
@@ -118,14 +119,17 @@ def _as_offer(value: object) -> Offer:
     return value
 
 
-def replay(member: Member, round_no: int, sink: Sink) -> Steps[RoundOutcome | None]:
-    """Take in a round that was committed without us; None when it is not committed yet."""
+def replay(member: Member, round_no: int, room: Callable[[int], Sink]) -> Steps[RoundOutcome | None]:
+    """Take in a round that was committed without us; None when it is not committed yet.
+
+    `room` gives the sink for the mean of a fragment; the commit says which fragment that is.
+    """
     before, began = member.io.counted(), member.io.clock.monotonic()
     commit = yield from read_commit(member, round_no)
     if commit is None:
         return None
     check_belongs(member, commit)
-    yield Gather([average(Averaging(member, commit, sink)), member.events.flush(member.io)], 2)
+    yield Gather([average(Averaging(member, commit, room(commit.fragment))), member.events.flush(member.io)], 2)
     _settle(member, commit)
     return RoundOutcome(commit, False, member.io.counted().since(before), member.io.clock.monotonic() - began)
 

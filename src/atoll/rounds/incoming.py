@@ -22,7 +22,10 @@ from atoll.stores.base import Body, Straight
 
 
 class Incoming:
-    """Also an `Opened` payload of `fp32`, if it is read from its beginning to its end."""
+    """Made and read within a `Read`, because both take bytes from the store.
+
+    Also an `Opened` payload of `fp32`, if it is read from its beginning to its end.
+    """
 
     def __init__(self, body: Body, clock: Clock, *, kind: str) -> None:
         """Reads the front. Raises `CorruptUpdate` when it does not check out, `StoreUnavailable` when it stays out."""

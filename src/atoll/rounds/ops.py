@@ -1,13 +1,14 @@
 """The protocol asks, a driver answers: every store request of a round is a value yielded by a generator.
 
 So the protocol is plain code without threads, clocks or sockets, and a test can run many replicas in one thread,
-switching between any two requests. `drive` is the driver for real life; tests have their own.
+switching between any two requests. That includes reading an object piece by piece: `Open` begins it, and only the
+driver, with `Read`, takes bytes from what was opened. `drive` is the driver for real life; tests have their own.
 A request that fails raises at its `yield`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,9 +26,20 @@ class Get:
 
 @dataclass(frozen=True)
 class Open:
-    """Answered with the object's `Body`, to be read piece by piece while others are read."""
+    """Answered with the object's `Body`. The protocol closes it; only a `Read` takes bytes from it."""
 
     key: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """Take bytes from opened objects: answered with what `take` returns.
+
+    `take` reads no less than the front of a frame or the payloads of a chunk, so that compiled code can read, check
+    and add them up in one call.
+    """
+
+    take: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ class Gather:
     width: int
 
 
-Request: TypeAlias = Get | Open | Put | Create | List | Delete | Discard
+Request: TypeAlias = Get | Open | Read | Put | Create | List | Delete | Discard
 Op: TypeAlias = Request | Sleep | Gather
 Steps: TypeAlias = Generator[Op, Any, T]
 """A piece of protocol that ends with a T."""

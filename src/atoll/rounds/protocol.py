@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.errors import InternalError, LeftBehind
+from atoll.errors import CorruptUpdate, InternalError, LeftBehind
 from atoll.rounds import claims, retention
 from atoll.rounds import exchange as rounds_exchange
 from atoll.rounds.begin import ANY_CHUNK, NO_BLOB, begin
@@ -30,6 +30,7 @@ from atoll.rounds.records import Agreement
 from atoll.rounds.requests import Requests
 from atoll.rounds.snapshots import LoadedSnapshot, load_snapshot, snapshot_rounds, write_snapshot
 from atoll.rounds.vectors import Sink, Source
+from atoll.rounds.watch import read_commit
 from atoll.stores.base import Buffer
 
 REPLAY_LIMIT = 4
@@ -72,7 +73,7 @@ class RoundProtocol:
     ) -> None:
         self._keys = RoundKeys(run_id)
         self._rank, self._attempt = rank, attempt
-        self._quorum, self._tuning = quorum or Quorum(), tuning or Tuning()
+        self._quorum, self.tuning = quorum or Quorum(), tuning or Tuning()
         self._token = token or uuid.uuid4().hex
         self._quorum.check_reachable(world_size)
         if chunk:
@@ -87,7 +88,7 @@ class RoundProtocol:
             dict(settings or {}),
             NO_BLOB,
         )
-        self.io = Requests(clock, rng or random.Random(), retry_s=self._tuning.retry_s)
+        self.io = Requests(clock, rng or random.Random(), retry_s=self.tuning.retry_s)
         self._leases = retention.Leases(lease_s)
         self._acks = 0
         self._member: Member | None = None
@@ -101,12 +102,12 @@ class RoundProtocol:
     def join(self, initial: Sequence[Buffer]) -> Steps[list[Buffer]]:
         """Agree on everything and claim the rank; the initial weights that stand come back."""
         # In this order, so that a process that was built differently is refused before it fences the right one.
-        start = yield from begin(self.io, self._keys, self._wanted, initial, self._rank, self._tuning)
+        start = yield from begin(self.io, self._keys, self._wanted, initial, self._rank, self.tuning)
         claim = yield from claims.take_rank(self.io, self._keys, self._rank, self._attempt, self._token)
         events = EventLog(self._keys, self._rank, claim.incarnation, self.io.clock)
         self.io.timeline.open(self._keys, self._rank, claim.incarnation)
         self._member = Member(
-            self.io, self._keys, claim, start.agreement, self._quorum, self._tuning, events,
+            self.io, self._keys, claim, start.agreement, self._quorum, self.tuning, events,
             previous=start.agreement.digest,
         )  # fmt: skip
         asked = self.io.clock.monotonic()  # now, while nothing else goes on: how far away is the store?
@@ -128,43 +129,55 @@ class RoundProtocol:
         self.io.timeline.end(is_included=outcome.is_included)
         return outcome
 
-    def replay(self, round_no: int, sink: Sink) -> Steps[RoundOutcome | None]:
-        """Take in a round without contributing; None when it is not committed."""
-        return (yield from rounds_exchange.replay(self.member, round_no, sink))
+    def replay(self, round_no: int, room: Callable[[int], Sink]) -> Steps[RoundOutcome | None]:
+        """Take in a round without contributing; None when it is not committed. `room(fragment)` is the sink."""
+        return (yield from rounds_exchange.replay(self.member, round_no, room))
+
+    def is_committed(self, round_no: int) -> Steps[bool]:
+        """Whether the store has the commit of a round; one GET."""
+        return (yield from read_commit(self.member, round_no, is_awaited=False)) is not None
 
     def catch_up(
         self,
         round_no: int,
-        sink: Callable[[int], Sink],
+        room: Callable[[int], Sink],
         apply: Callable[[RoundOutcome], None],
         load: Callable[[LoadedSnapshot], None],
+        *,
+        replace_diverged: bool = False,
     ) -> Steps[int]:
         """Take in all that was committed from `round_no` on; the next round to contribute to comes back.
 
-        `sink(fragment)` gives room for a mean, `apply` is called once it is filled. `load` replaces the state when the
-        rounds are gone, or when loading is less work than replaying.
+        `room(fragment)` gives the sink for a mean, `apply` is called once it is filled. `load` replaces the state when
+        the rounds are gone, or when loading is less work than replaying; with `replace_diverged` also when the others
+        rejected our state as different from theirs, which otherwise raises `CorruptUpdate`.
         """
         while (head := (yield from self.latest())).next_round > round_no:
-            before, is_gone = round_no, False
+            before, trouble = round_no, None
             is_far = head.snapshot_round is not None and head.snapshot_round > round_no + REPLAY_LIMIT
             if is_far or head.oldest_round is None or head.oldest_round > round_no:
                 round_no = yield from self._jump(round_no, load)
             try:
-                while (outcome := (yield from self.replay(round_no, sink(self._fragment(round_no))))) is not None:
+                while (outcome := (yield from self.replay(round_no, room))) is not None:
                     apply(outcome)
                     round_no += 1
-            except LeftBehind:
-                is_gone = True
-            if is_gone or round_no == before:  # there are later rounds, and this one is not to be had
-                round_no = yield from self._jump(round_no, load)
+            except (LeftBehind, CorruptUpdate) as exc:
+                if isinstance(exc, CorruptUpdate) and not (replace_diverged and exc.check == "base"):
+                    raise
+                trouble = exc
+            if trouble is not None or round_no == before:  # there are later rounds, and this one is not to be had
+                gone = round_no
+                round_no = yield from self._jump(gone, load)
+                if round_no == gone:
+                    message = f"round {gone} is gone and no snapshot after it can be read"
+                    raise LeftBehind(message, round_no=gone, latest=head.next_round - 1) from trouble
         return round_no
 
     def _jump(self, round_no: int, load: Callable[[LoadedSnapshot], None]) -> Steps[int]:
-        """Take over a snapshot that is further than we are; the round it leads to."""
+        """Take over a snapshot that is further than we are, if one can be read; the round that is next then."""
         loaded = yield from self.load_snapshot(round_no + 1)
         if loaded is None:
-            message = f"round {round_no} is gone and no snapshot after it can be read"
-            raise LeftBehind(message, round_no=round_no, latest=round_no)
+            return round_no
         load(loaded)
         return loaded.round_no
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from atoll._time import Clock, backoff
 from atoll.errors import CorruptUpdate, KeyExists, KeyNotFound, StoreUnavailable
-from atoll.rounds.ops import Create, Delete, Get, List, Open, Put, Request, Sleep, Steps
+from atoll.rounds.ops import Create, Delete, Get, List, Open, Put, Read, Request, Sleep, Steps
 from atoll.rounds.timeline import Timeline
 from atoll.stores.base import Body, Buffer, Data, size_of
 
@@ -85,7 +85,7 @@ class Requests:
             return None
 
     def open(self, key: str) -> Steps[Body | None]:
-        """The object, to be read piece by piece; None while there is none. What fails on the way is not tried again."""
+        """The object, to be read with `receive`; None while there is none. What fails on the way is not tried again."""
         try:
             body: Body = yield from self._ask(Open(key))
         except KeyNotFound:
@@ -95,6 +95,11 @@ class Requests:
         with self._lock:
             self.counters.bytes_down += body.size
         return body
+
+    def receive(self, take: Callable[[], T]) -> Steps[T]:
+        """What `take` makes of bytes that it reads from opened objects. An error is not tried again."""
+        taken: T = yield Read(take)
+        return taken
 
     def put(self, key: str, data: Data) -> Steps[None]:
         yield from self._ask(Put(key, data))

@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from atoll.rounds.client import RoundClient
+from atoll.rounds.client import Exchanged, RoundClient
 from atoll.rounds.codec import F32
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.records import LeftBehind
+from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.stores.base import Buffer
+from atoll.training.background import Background, awaited
 from atoll.training.feedback import ErrorFeedback
-from atoll.training.flight import Background, StoppableClock, StoppableParts, awaited, done
+from atoll.training.flight import StoppableClock, StoppableParts, done
 from atoll.training.outer import OuterState
 from atoll.training.params import ModelVector
 from atoll.training.stream import Stream
@@ -66,7 +68,7 @@ class OuterLoop:
         """The next round; the one under way, while one is."""
         self.flight: Flight | None = None
         self._clock, self._rank = clock, rank
-        self._background = Background(clock)
+        self._background = Background("atoll-flight", clock.check)
         self._chores: list[Future[object]] = []
         agreed = client.join(vector.tensors())
         self.state = OuterState(rule, vector.values_of(agreed), vector.fragments, vector.averaged_from)
@@ -152,7 +154,9 @@ class OuterLoop:
 
     def stop(self) -> None:
         """Give up what is under way; returns when nothing is."""
-        self._background.close(stop=True)
+        self._clock.stop()
+        self._background.close()
+        self._clock.go_on()
         self.flight = None
         self._chores.clear()
 
@@ -224,23 +228,16 @@ class OuterLoop:
     # ---- to where the others are, and back
 
     def catch_up(self) -> None:
-        """Go to where the others are: from a snapshot if there is a later one, then commit by commit."""
+        """Go to where the others are, by a snapshot and commit by commit."""
         self.rest()
         began = self.round_no
-        while (head := self.client.latest()).next_round > self.round_no:
-            before, trouble = self.round_no, None
-            if (head.snapshot_round or 0) > self.round_no:
-                self._load_snapshot()
-            try:
-                self._replay()
-            except LeftBehind as behind:
-                trouble = behind
-            if self.round_no == before:
-                message = f"round {before} is gone, and no later snapshot can be read"
-                raise trouble or LeftBehind(message, round_no=before, latest=head.next_round)
+
+        def room(fragment: int) -> StoppableParts:
+            return StoppableParts(self._room(fragment), self._clock)
+
+        self.client.catch_up(began, self._apply_committed, self._load_snapshot, room=room)
         if self.round_no > began:
             log.info("caught up from round %d to round %d", began, self.round_no)
-            self._digest = None
             self.settle()
 
     def restore(self, sections: Mapping[str, Buffer], round_no: int, position: str, started: Sequence[Any]) -> None:
@@ -269,17 +266,12 @@ class OuterLoop:
         while self._chores:
             awaited(self._chores.pop(0))
 
-    def _load_snapshot(self) -> None:
-        loaded = self.client.load_snapshot(at_least=self.round_no + 1)
-        if loaded is not None:
-            self.state.load(loaded.buffers, loaded.meta.get("started", [True] * self.stream.fragments))
-            self.round_no = loaded.round_no
+    def _apply_committed(self, done: Exchanged) -> None:
+        """Apply the mean of a round that was committed without this replica."""
+        fragment = done.outcome.fragment
+        self.state.apply(fragment, self._room(fragment))
+        self.round_no, self._digest = done.round_no + 1, None
 
-    def _replay(self) -> None:
-        while True:
-            fragment = self.fragment
-            room = self._room(fragment)
-            if self.client.replay(self.round_no, fragment=fragment, out=StoppableParts(room, self._clock)) is None:
-                return
-            self.state.apply(fragment, room)
-            self.round_no += 1
+    def _load_snapshot(self, loaded: LoadedSnapshot) -> None:
+        self.state.load(loaded.buffers, loaded.meta.get("started", [True] * self.stream.fragments))
+        self.round_no, self._digest = loaded.round_no, None

@@ -1,7 +1,7 @@
 """The manager's side of the rounds: joins, catches up, exchanges, and keeps snapshots for those who come back.
 
-Every call of the round client is made in one background thread, so that an exchange can go on while the model trains;
-everything that touches the model happens in the caller's thread.
+Exchanges and snapshots go on in one background thread while the model trains. Everything that touches the model happens
+in the caller's thread; so does catching up, while the background thread has nothing to do.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.errors import AtollError, ConfigError, CorruptUpdate
-from atoll.rounds.client import RoundClient
+from atoll.errors import AtollError, ConfigError
+from atoll.rounds.client import Exchanged, RoundClient
 from atoll.rounds.codec import F32
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.layout import Layout
 from atoll.rounds.records import LeftBehind
+from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts
 from atoll.stores.base import Buffer
+from atoll.training.background import Background
 from atoll.training.torchft_state import AgreedState
-from atoll.training.torchft_work import Background
 
 log = logging.getLogger("atoll.training")
 
 NEGLIGIBLE = 1e-6
 """What an update counts that has nothing trained in it, next to others of weight 1."""
-REPLAY_LIMIT = 4
-"""With a snapshot further ahead than this many rounds, loading it is less work than replaying them."""
 _STEP = "step "
 
 
@@ -63,6 +62,9 @@ class TorchftRounds:
         self._standing: tuple[int, F32] | None = None
         self._owed: Found | None = None
         self._due_at = -1
+        self._may_lack_rounds = True
+        """Whether the store may have deleted a round that this replica has not applied."""
+        self._is_closed = False
 
     @property
     def is_joined(self) -> bool:
@@ -88,29 +90,21 @@ class TorchftRounds:
             client.close()
             raise
         self._joined = client, state
-        head = self._background.do(client.latest)
-        if head.next_round and (head.oldest_round != 0 or (head.snapshot_round or 0) > REPLAY_LIMIT):
-            self._jump()
-        return self.catch_up() or self.round_no > 0
+        return self.catch_up()
 
     def catch_up(self) -> bool:
-        """Take in every round that was committed without us, or that torchft did not apply; whether there was one."""
+        """Take in every round that was committed without us, or that torchft did not apply; whether there was one.
+
+        What a manager may lack after a round of its own is the next commit, so that is asked for first; the store is
+        listed only if there is one, or if rounds may have been deleted that this replica lacks.
+        """
         began = self.round_no
         if self._owed is not None:
             self._take_in(self._owed)
-        while True:
-            try:
-                found = self._background.do(self._replay)
-            except LeftBehind:
-                self._jump()
-            except CorruptUpdate as exc:
-                if exc.check != "base":  # else the others went on from another state, and we take over theirs
-                    raise
-                self._jump()
-            else:
-                if found is None:
-                    break
-                self._take_in(found)
+        self._background.rest()  # the client makes one call at a time, and the model belongs to this thread
+        if self._may_lack_rounds or self.client.is_committed(self.round_no):
+            self.client.catch_up(self.round_no, self._take_in_committed, self._load, replace_diverged=True)
+            self._may_lack_rounds = False
         if self.round_no > began:
             log.info("caught up from round %d to round %d (step %d)", began, self.round_no, self.step)
         return self.round_no > began
@@ -148,7 +142,11 @@ class TorchftRounds:
 
         def exchange() -> Found:
             out = Parts([mean])
-            done = client.exchange(round_no, update, weight=weight, fragment=fragment, base=base, out=out)
+            try:
+                done = client.exchange(round_no, update, weight=weight, fragment=fragment, base=base, out=out)
+            except LeftBehind:
+                self._may_lack_rounds = True
+                raise
             return Found(done.outcome, mean)
 
         return self._background.submit(exchange)
@@ -179,28 +177,21 @@ class TorchftRounds:
 
     def close(self, *, leave: bool, wait: bool) -> None:
         """End the thread. With `leave`, the others do not wait for this replica any more."""
-        if self._joined is not None:
-            client = self.client
+        if self._joined is not None and not self._is_closed:
+            client, self._is_closed = self.client, True
             self._background.submit(lambda: _depart(client, leave=leave))
         self._background.close(wait=wait)
-
-    def _replay(self) -> Found | None:
-        room = np.empty(max(layout.size for layout in self.state.layouts), dtype=np.float32)
-        done = self.client.replay(self.round_no, out=Parts([room]))
-        if done is None:
-            return None
-        return Found(done.outcome, room[: self.state.layouts[done.outcome.fragment].size])
 
     def _take_in(self, found: Found) -> None:
         self.state.apply(found.outcome.fragment, found.mean)
         self.settle(found)
 
-    def _jump(self) -> None:
+    def _take_in_committed(self, done: Exchanged) -> None:
+        assert done.mean is not None
+        self._take_in(Found(done.outcome, done.mean))
+
+    def _load(self, loaded: LoadedSnapshot) -> None:
         """Take over a snapshot that is further than we are."""
-        loaded = self._background.do(lambda: self.client.load_snapshot(self.round_no + 1))
-        if loaded is None:
-            message = f"round {self.round_no} is gone and no snapshot after it can be read"
-            raise LeftBehind(message, round_no=self.round_no, latest=self.round_no)
         self.state.load(loaded.buffers)
         self.round_no, self.step = loaded.round_no, int(loaded.meta["step"])
         self.batches = int(loaded.meta["batches"])

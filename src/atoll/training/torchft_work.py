@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
-from concurrent import futures
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 class Future:
@@ -80,50 +75,3 @@ class Work:
         """The tensor is final."""
         if not self._future.done():
             self._future.set_result(self.tensor)
-
-
-class Job(Generic[T]):
-    """Something the background thread was asked to do."""
-
-    def __init__(self, action: Callable[[], T]) -> None:
-        self.action = action
-        self.result: futures.Future[T] = futures.Future()
-
-
-class Background:
-    """One thread that does one thing after the other. It ends with the process, whatever it waits for."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-        self._name = name
-        self._thread: threading.Thread | None = None
-
-    def submit(self, action: Callable[[], T]) -> futures.Future[T]:
-        if self._thread is None:
-            self._thread = threading.Thread(target=_work_off, args=(self._jobs,), name=self._name, daemon=True)
-            self._thread.start()
-        job = Job(action)
-        self._jobs.put(job)
-        return job.result
-
-    def do(self, action: Callable[[], T]) -> T:
-        """Have it done and wait; its error is raised here."""
-        return self.submit(action).result()
-
-    def close(self, *, wait: bool) -> None:
-        """No more jobs; with `wait`, those that were asked for are done first."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            if wait:
-                self._thread.join()
-
-
-def _work_off(jobs: queue.SimpleQueue[Job[Any] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        try:
-            value = job.action()
-        except BaseException as exc:  # noqa: BLE001 - whoever waits for the job gets it
-            job.result.set_exception(exc)
-        else:
-            job.result.set_result(value)
-        del job  # or the thread would keep the last tensors alive while it waits for the next
