@@ -33,7 +33,8 @@ from atoll.rounds.records import Agreement
 from atoll.rounds.requests import Counters
 from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts, Sink, Source, as_source
-from atoll.stores.base import Buffer, Store, with_patience
+from atoll.stores.base import Buffer, Store
+from atoll.stores.fast import with_patience
 
 
 @dataclass(frozen=True)
