@@ -73,8 +73,9 @@ class RoundClient:
         **options: Any,
     ) -> None:
         """`options` are those of `RoundProtocol`: attempt, codec_name, mean_codec, chunk, quorum, settings, lease_s."""
-        keep_freed_memory()
         tuning = tuning or Tuning()
+        if tuning.keep_freed_memory:
+            keep_freed_memory()
         self._clock = clock
         self._protocol = RoundProtocol(run_id, rank, world_size, layouts=layouts, tuning=tuning, clock=clock, **options)
         self._drive = Driver(with_patience(store, tuning.retry_s), clock)

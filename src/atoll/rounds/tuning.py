@@ -23,6 +23,7 @@ _KINDS = {
     ),
     "init_patience_s": SECONDS,
     "retry_s": SECONDS,
+    "keep_freed_memory": SWITCH,
 }
 
 
@@ -57,3 +58,6 @@ class Tuning:
     """How long other ranks let rank 0 publish the initial weights."""
     retry_s: float = 120.0
     """How long an unavailable store is asked again."""
+    keep_freed_memory: bool = False
+    """Change the allocator of the whole process (glibc) to reuse freed memory instead of returning it to the system.
+    Faster exchanges of large updates; the process keeps its largest size until it ends. Never switched off again."""
