@@ -60,4 +60,4 @@ class Tuning:
     """How long an unavailable store is asked again."""
     keep_freed_memory: bool = False
     """Change the allocator of the whole process (glibc) to reuse freed memory instead of returning it to the system.
-    Faster exchanges of large updates; the process keeps its largest size until it ends. Never switched off again."""
+    It can save the CPU of fresh pages; the process keeps its largest size until it ends. Never switched off again."""
