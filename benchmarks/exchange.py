@@ -4,6 +4,8 @@ All of it interleaved in one run; ratios are what counts. Every result is checke
 
     python benchmarks/exchange.py [--replicas 2,4,8] [--mib 64,256] [--repeat 9] [--only walls,memory,cpu,latency]
 
+Our arms have `Tuning(keep_freed_memory=True)`; `--default-allocator` leaves that off.
+
 Files, and what the server has, are in a tmpfs with large pages, mounted for this run only; that takes root. New files
 in a tmpfs as it comes, with pages of 4 KiB, have a row of their own.
 
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -47,6 +50,7 @@ class Asked:
     plain: Path | None
     """A folder without large pages, if the other one has them."""
     is_wired: bool
+    tuning: dict[str, Any]
 
 
 def walls(asked: Asked) -> Iterator[Row]:
@@ -54,7 +58,7 @@ def walls(asked: Asked) -> Iterator[Row]:
     for replicas in asked.replicas:
         for mib in asked.mib:
             with _scratch(asked) as (folder, server), _small(asked) as plain:
-                yield from wall_rows(folder, plain, server, replicas, mib, asked.repeat)
+                yield from wall_rows(folder, plain, server, replicas, mib, asked.repeat, asked.tuning)
 
 
 def memory(asked: Asked) -> Iterator[Row]:
@@ -62,7 +66,7 @@ def memory(asked: Asked) -> Iterator[Row]:
     replicas = min(max(asked.replicas), 4)
     for mib in sorted({min(asked.mib), max(asked.mib)}):
         with _scratch(asked) as (folder, server):
-            yield from memory_rows(folder, server, replicas, mib)
+            yield from memory_rows(folder, server, replicas, mib, asked.tuning)
 
 
 def cpu(asked: Asked) -> Iterator[Row]:
@@ -77,7 +81,8 @@ def cpu(asked: Asked) -> Iterator[Row]:
 def latency(asked: Asked) -> Iterator[Row]:
     """A store that is 100 ms away and gives 100 MB/s to each connection."""
     if asked.is_wired:
-        yield from latency_rows(asked.folder, min(max(asked.replicas), 4), min(min(asked.mib), 64), asked.repeat)
+        replicas, mib = min(max(asked.replicas), 4), min(min(asked.mib), 64)
+        yield from latency_rows(asked.folder, replicas, mib, asked.repeat, asked.tuning)
 
 
 SECTIONS: dict[str, Callable[[Asked], Iterator[Row]]] = {
@@ -120,6 +125,9 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("/dev/shm"), help="where files are; in memory, or it is slow"
     )
+    parser.add_argument(
+        "--default-allocator", action="store_true", help="as `Tuning()`, without `keep_freed_memory=True`"
+    )
     parser.add_argument("--markdown", type=Path, help="write the rows here as a table")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     given = parser.parse_args()
@@ -140,7 +148,8 @@ def main() -> int:
         if trouble:
             print(f"{trouble}, so files have the pages of {given.folder}", flush=True)
         plain = Path(folder) if trouble is None else None
-        asked = Asked(given.replicas, given.mib, given.repeat, given.only, large, plain, missing is None)
+        tuning = {"keep_freed_memory": not given.default_allocator}
+        asked = Asked(given.replicas, given.mib, given.repeat, given.only, large, plain, missing is None, tuning)
         for name in given.only:
             for row in SECTIONS[name](asked):
                 rows.append(row)

@@ -37,7 +37,7 @@ FOUNDATION = {
 }
 MAY_IMPORT = {
     "stores": FOUNDATION | {"_passes"},
-    "rounds": FOUNDATION | {"_compiled", "_passes", "stores.base"},
+    "rounds": FOUNDATION | {"_compiled", "_passes", "stores.base", "stores.fast"},
     "executors": FOUNDATION | {"replica.spool", "replica.processes"},
     "training": FOUNDATION | {"rounds", "stores", "registry"},
     "replica": FOUNDATION | {"rounds", "stores", "registry", "journal", "workspace"},
@@ -84,6 +84,11 @@ def test_adapters_never_import_each_other():
         for name in imports_of(path):
             if name.startswith("executors.") and name != "executors.base":
                 assert name.split(".")[1] == mine, f"{path} imports {name}"
+
+
+def test_the_store_port_knows_nothing_of_frames():
+    port = (SOURCE / "stores" / "base.py").read_text().lower()
+    assert not [word for word in ("header", "frame", "hash", "checksum", "import fast") if word in port]
 
 
 def modules_after(code: str) -> set[str]:

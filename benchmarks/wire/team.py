@@ -67,6 +67,7 @@ class Plan:
     scratch: Path
     endpoints: dict[str, str] = field(default_factory=dict)
     tuning: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `Tuning` for our arms."""
     chunk: int | None = None
     plain: Path | None = None
 

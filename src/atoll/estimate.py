@@ -40,7 +40,7 @@ class Setting:
     step_time_s: float = 1.0
     bandwidth_bytes_s: float = 25e9 / 8
     """Of one replica, each way."""
-    codec: str = "int8"
+    codec: str = codec_sizes.DEFAULT_CODEC
     mean_codec: str | None = None
     latency_s: float = 0.1
     """One small request to the store."""
@@ -56,8 +56,8 @@ class Setting:
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
             raise InvalidSpec("estimate", problems)
-        codec_sizes.check_name(self.codec)
-        codec_sizes.check_name(self.means)
+        codec_sizes.row_of(self.codec)
+        codec_sizes.row_of(self.means)
 
     @property
     def effective_bytes_s(self) -> float:

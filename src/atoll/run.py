@@ -23,7 +23,8 @@ from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
 from atoll.rounds.metrics import rounds_held
 from atoll.spec import Code, RunSpec
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
-from atoll.stores.base import Store, with_patience
+from atoll.stores.base import Store
+from atoll.stores.fast import with_patience
 from atoll.wait import OnDeadline, wait
 from atoll.witness import Witness
 

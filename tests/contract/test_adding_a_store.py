@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.stores import base
+from atoll.stores import fast
 from atoll.testing.store_contract import StoreContract
 from repository import DOCS
 
@@ -87,6 +87,6 @@ def test_every_ability_of_the_page_exists() -> None:
     named = dict(re.findall(r"^\| `(\w+).*?` \| `(\w+)` \|", table, re.M))
     assert set(named.values()) == {"Streaming", "Patient", "Recycling"}
     for method, ability in named.items():
-        assert hasattr(getattr(base, ability), method)
+        assert hasattr(getattr(fast, ability), method)
     assert "`Straight`" in table
-    assert hasattr(base, "Straight")
+    assert hasattr(fast, "Straight")

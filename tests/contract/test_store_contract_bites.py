@@ -12,7 +12,8 @@ import broken_bodies as bodies
 import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, StoreError, StoreUnavailable
-from atoll.stores.base import Buffer, Data, Store, Unsealed, check_key
+from atoll.stores.base import Buffer, Data, Store, check_key
+from atoll.stores.fast import Unsealed
 from atoll.stores.file import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore

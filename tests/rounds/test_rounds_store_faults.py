@@ -23,7 +23,8 @@ from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum, at_least, strict
 from atoll.rounds.seal import digest, open_frame
 from atoll.rounds.vectors import Parts
-from atoll.stores.base import Body, Buffer, BufferBody
+from atoll.stores.base import Buffer
+from atoll.stores.fast import Body, BufferBody
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 

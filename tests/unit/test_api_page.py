@@ -25,6 +25,7 @@ from atoll import errors, serverless
 from atoll.executors import base as executors
 from atoll.rounds import metrics
 from atoll.stores import base as stores
+from atoll.stores import fast
 from repository import DOCS
 
 PAGE = (DOCS / "api.md").read_text()
@@ -55,6 +56,7 @@ def defined_in(module: ModuleType) -> set[str]:
         ("atoll", set(atoll.__all__) - {"__version__", "AtollError"}),
         ("atoll.serverless", set(serverless.__all__)),
         ("atoll.stores.base", defined_in(stores)),
+        ("atoll.stores.fast", defined_in(fast)),
         ("atoll.executors.base", defined_in(executors)),
         ("atoll.rounds.metrics", defined_in(metrics)),
         ("atoll.errors", {"translating"}),

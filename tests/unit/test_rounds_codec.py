@@ -30,10 +30,26 @@ def test_what_comes_back_is_within_the_stated_bound(name: str, values: np.ndarra
     assert np.all(np.abs(back.astype(np.float64) - values) <= how.error_bound(values))
 
 
-@pytest.mark.parametrize("name", codec_names())
-@given(count=st.integers(0, 10**12))
-def test_planning_counts_the_bytes_that_the_codec_writes(name: str, count: int) -> None:
-    assert encoded_bytes(name, count) == codec(name).encoded_bytes(count)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("fp32", [0, 4, 1020, 1024, 1028, 4 << 40]),
+        ("bf16", [0, 2, 510, 512, 514, 2 << 40]),
+        ("int8", [0, 3, 257, 258, 261, (1 << 40) + (1 << 33)]),
+        ("int4", [0, 3, 132, 132, 135, (1 << 39) + (1 << 34)]),
+    ],
+)
+def test_a_codec_takes_the_bytes_that_the_format_page_gives(name: str, sizes: list[int]) -> None:
+    counts = [0, 1, 255, 256, 257, 1 << 40]
+    assert [encoded_bytes(name, count) for count in counts] == sizes
+    assert [codec(name).encoded_bytes(count) for count in counts] == sizes
+
+
+def test_abilities_of_the_codecs() -> None:
+    able = {name: codec(name) for name in codec_names()}
+    assert [name for name, how in able.items() if how.is_exact] == ["fp32"]
+    assert [name for name, how in able.items() if how.payload_is_values] == ["fp32"]
+    assert [name for name, how in able.items() if how.needs_feedback] == ["int4"]
 
 
 @pytest.mark.parametrize("name", codec_names())

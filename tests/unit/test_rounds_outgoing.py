@@ -20,7 +20,8 @@ from atoll.rounds.outgoing import NotFinite, Outgoing
 from atoll.rounds.seal import Frame, checksum, open_frame
 from atoll.rounds.vectors import Parts
 from atoll.stores._file_names import TEMP_FOLDER
-from atoll.stores.base import Buffer, Store, size_of
+from atoll.stores.base import Buffer, Store
+from atoll.stores.fast import size_of
 from atoll.stores.file import FileStore
 from atoll.stores.memory import MemoryStore
 

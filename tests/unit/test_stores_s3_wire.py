@@ -16,8 +16,8 @@ from threading import Event
 import pytest
 
 from atoll.errors import StoreRefused, StoreUnavailable
-from atoll.stores.base import BufferBody
 from atoll.stores.cloud import CloudStore
+from atoll.stores.fast import BufferBody
 from atoll.testing.store_contract_bodies import pattern, read_unevenly
 from services.certificates import certificate
 from services.scripted_s3 import ScriptedS3, reset

@@ -11,7 +11,7 @@ from atoll.rounds.metrics import Waiting, latest_records, waiting_for
 from atoll.rounds.round_record import RoundRecord
 from atoll.run import Run
 from atoll.status import RunStatus
-from atoll.stores.base import with_patience
+from atoll.stores.fast import with_patience
 
 _WAITING_EVERY_S = 2.0
 _ROUNDS_EVERY_S = 2.0

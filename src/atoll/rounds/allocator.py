@@ -1,6 +1,7 @@
-"""Memory settings for moving gigabytes: keep what was freed instead of giving it back and faulting it in again.
+"""Memory settings for moving gigabytes: the process keeps freed memory instead of returning it to the system.
 
-Fresh pages cost more than the copying: reading from a fast store into them takes about 2.5 times the CPU.
+Fresh pages cost more than the copying: reading from a fast store into them takes about 2.5 times the CPU. The settings
+hold for the whole process, so `Tuning(keep_freed_memory=True)` has to ask for them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _is_set = False
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc, once for the process, to use freed memory again. Does nothing where there is no glibc."""
+    """Make glibc reuse freed memory, for the rest of the process. Does nothing where there is no glibc."""
     global _is_set
     if _is_set or not sys.platform.startswith("linux"):
         return

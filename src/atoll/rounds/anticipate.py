@@ -111,7 +111,8 @@ def _average(turn: Turn, chunk: int, parts: list[_Part]) -> Steps[None]:
 def _reduced(turn: Turn, chunk: int, party: Party, parts: list[_Part], out: F32) -> Reduced | None:
     """The mean of these parts; None if one of them is not what it claims to be, or values are not finite."""
     agreement = turn.member.agreement
-    if agreement.codec == "fp32" and (turn.mode == "whole" or agreement.mean_codec == "fp32"):
+    how, of_mean = codec(agreement.codec), codec(agreement.mean_codec)
+    if how.payload_is_values and (turn.mode == "whole" or of_mean.payload_is_values):
         own = turn.seen.get(chunk)
         done = fused.average_and_check(
             [
@@ -129,7 +130,7 @@ def _reduced(turn: Turn, chunk: int, party: Party, parts: list[_Part], out: F32)
     else:
         payloads = [p.payload.whole() if isinstance(p.payload, Incoming) else p.payload for p in parts]
         accumulator = Accumulator(out.size, party.coefficients, out)
-        accumulator.add_all(codec(agreement.codec), payloads)
+        accumulator.add_all(how, payloads)
         checks = (p.payload.check if isinstance(p.payload, Incoming) else checksum(p.payload) for p in parts)
         reduced = finish(turn.member, accumulator, tuple(checks), turn.mode)
     is_right = all(part.check in ("", check) for part, check in zip(parts, reduced.parts, strict=True))

@@ -46,7 +46,7 @@ class Reduced:
     values: F32
     encoded: list[Buffer]
     check: str
-    """XXH3-64 of the encoded bytes; empty if it was not needed."""
+    """XXH3-64 of the encoded bytes; empty for a mean that is not published."""
     is_finite: bool
     parts: tuple[str | None, ...]
 
@@ -221,7 +221,7 @@ def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
     how = codec(work.member.agreement.mean_codec)
     start, stop = work.grid.span(chunk)
     room = work.room(start, stop)
-    if how.name == "fp32" and room is not None and not _is_only_copy(work, chunk):
+    if how.payload_is_values and room is not None and not _is_only_copy(work, chunk):
         fused.place(incoming, room)
         return incoming.check == check
     payload = incoming.whole()
@@ -262,13 +262,15 @@ def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
 
 
 def finish(member: Member, accumulator: Accumulator, parts: tuple[str | None, ...], mode: str) -> Reduced:
-    """The mean as everybody will have it: rounded by its codec if it is published, as it is otherwise."""
+    """The mean that every replica applies: rounded by its codec if it is published, unrounded otherwise."""
     began = member.io.clock.monotonic()
-    how = codec(member.agreement.mean_codec if mode == "scatter" else "fp32")
-    mean = accumulator.mean()
-    encoded = how.encode(mean)
-    values = how.decode(joined(encoded), mean.size)
-    done = Reduced(values, encoded, checksum(*encoded), is_finite(values), parts)
+    values = accumulator.mean()
+    encoded: list[Buffer] = []
+    if mode == "scatter":
+        how = codec(member.agreement.mean_codec)
+        encoded = how.encode(values)
+        values = how.decode(joined(encoded), values.size)
+    done = Reduced(values, encoded, checksum(*encoded) if encoded else "", is_finite(values), parts)
     member.io.spend("reduce", began)
     return done
 

@@ -31,7 +31,8 @@ from atoll.rounds.records import Agreement
 from atoll.rounds.requests import Counters
 from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.rounds.vectors import Parts, Sink, Source, as_source
-from atoll.stores.base import Buffer, Store, with_patience
+from atoll.stores.base import Buffer, Store
+from atoll.stores.fast import with_patience
 
 P = ParamSpec("P")
 
@@ -76,8 +77,9 @@ class RoundClient:
     @_with_the_options_of(RoundProtocol.__init__)
     def __init__(self, store: Store, *replica: Any, **options: Any) -> None:
         """`store`, and then the arguments of `RoundProtocol`."""
-        keep_freed_memory()
         self._protocol = RoundProtocol(*replica, **options)
+        if self._protocol.tuning.keep_freed_memory:
+            keep_freed_memory()
         self._clock = self._protocol.io.clock
         self._drive = Driver(with_patience(store, self._protocol.tuning.retry_s), self._clock)
 

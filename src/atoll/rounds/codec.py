@@ -1,8 +1,9 @@
-"""How the float32 values of a chunk become bytes: the Codec port, and the register of codecs by name.
+"""How the float32 values of a chunk become bytes: the Codec port, and the codecs by name.
 
-A codec is pure: equal values give equal bytes on every machine, so a chunk can be recomputed by anyone. State such as
+A codec is pure: equal values give equal bytes on every machine, so every replica can recompute a chunk. State such as
 an error-feedback residual belongs to the caller, who adds it before and subtracts `decode(encode(x))` after.
-Adding a codec is one small file with a `CODEC`, one row in `_MODULES`, and one in `codec_sizes`.
+A new codec is one module with a `CODEC` and one row in `codec_sizes.CODECS`. No other code names a codec: the rest of
+the package asks for the abilities below.
 """
 
 from __future__ import annotations
@@ -15,12 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import CorruptUpdate
-from atoll.rounds.codec_sizes import check_name
+from atoll.rounds.codec_sizes import CODECS, row_of
 from atoll.rounds.kernels import F32 as F32
 from atoll.stores.base import Buffer
-
-_MODULES = {"fp32": "codec_fp32", "bf16": "codec_bf16", "int8": "codec_int8", "int4": "codec_int4"}
-DEFAULT = "bf16"
 
 
 class Opened(Protocol):
@@ -51,6 +49,12 @@ class Codec(Protocol):
     """How many values are best worked on at once."""
     largest: float
     """Magnitudes above this do not survive; an update that has one is not finite on the wire."""
+    is_exact: bool
+    """Decoding gives every finite value back, bit for bit."""
+    payload_is_values: bool
+    """The payload is the values as little-endian float32: one pass can hash, add up and copy large chunks."""
+    needs_feedback: bool
+    """Training adds what the codec rounded away to the next update, unless the caller chooses otherwise."""
 
     def encoded_bytes(self, count: int) -> int:
         """Bytes that `count` values take: always the same for a count."""
@@ -94,14 +98,13 @@ class Codec(Protocol):
 @cache
 def codec(name: str) -> Codec:
     """The codec of this name, or `UnknownName`."""
-    check_name(name)
-    found: Any = import_module(f"atoll.rounds.{_MODULES[name]}").CODEC
+    found: Any = import_module(row_of(name).module).CODEC
     assert isinstance(found, Codec)
     return found
 
 
 def codec_names() -> list[str]:
-    return list(_MODULES)
+    return list(CODECS)
 
 
 def check_length(name: str, payload: Buffer, wanted_bytes: int) -> memoryview:

@@ -60,9 +60,6 @@ class Bf16(TiledCodec):
     name = "bf16"
     largest = float.fromhex("0x1.fep+127")  # one half step above this rounds to infinity
 
-    def encoded_bytes(self, count: int) -> int:
-        return 2 * count
-
     def lay(self, payload: memoryview, count: int) -> _Halves:  # noqa: ARG002
         return _Halves(payload)
 

@@ -58,9 +58,6 @@ class BlockCodec(TiledCodec):
     def blocks(self, count: int) -> int:
         return -(-count // self.block)
 
-    def encoded_bytes(self, count: int) -> int:
-        return 2 * self.blocks(count) + self.code_bytes(count)
-
     def lay(self, payload: memoryview, count: int) -> _Scaled:
         return _Scaled(self, payload, count)
 
@@ -147,6 +144,7 @@ class _Scaled(Laid):
         split = 2 * how.blocks(count)
         self._scales = np.frombuffer(payload[:split], dtype=_WIRE)
         codes = np.frombuffer(payload[split:], dtype=np.uint8)
+        assert codes.size == how.code_bytes(count), "the row of the codec gives another size"
         self._kernel: BlockKernel = PlainBlocks(how, self._scales, codes)
         if (faster := kernels.current().blocks(how.name, self._scales, codes)) is not None:
             self._kernel, self.at_once = faster, kernels.current().tile

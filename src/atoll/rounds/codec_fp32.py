@@ -39,10 +39,9 @@ class Fp32(TiledCodec):
 
     name = "fp32"
     largest = float(np.finfo(np.float32).max)
+    is_exact = True
+    payload_is_values = True
     tile = 1 << 15  # there is nothing to do but to add: what is added to had better stay in the nearest cache
-
-    def encoded_bytes(self, count: int) -> int:
-        return 4 * count
 
     def lay(self, payload: memoryview, count: int) -> _Floats:  # noqa: ARG002
         return _Floats(payload)

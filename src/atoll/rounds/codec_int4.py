@@ -29,6 +29,7 @@ class Int4(BlockCodec):
     unit = 1 / 16  # they come back shifted to the upper half of a signed byte
     top = 146 / 128 * 2.0**125
     largest = levels * top
+    needs_feedback = True
 
     def code_bytes(self, count: int) -> int:
         return -(-count // 2)

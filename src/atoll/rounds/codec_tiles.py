@@ -1,6 +1,6 @@
 """What codecs have in common: a payload is written and read tile by tile, in scratch memory that each thread keeps.
 
-A codec says how large a payload is (`encoded_bytes`), and lays arrays over its bytes (`lay`); the rest is here.
+A codec lays arrays over the bytes of a payload (`lay`), whose size its row in `codec_sizes` gives; the rest is here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.rounds import kernels
+from atoll.rounds import codec_sizes, kernels
 from atoll.rounds.codec import F32, Addable, check_length, writable
 from atoll.rounds.kernels import TILE
 from atoll.stores.base import Buffer
@@ -41,9 +41,12 @@ class TiledCodec(ABC):
     name: str
     largest: float
     tile = TILE
+    is_exact = False
+    payload_is_values = False
+    needs_feedback = False
 
-    @abstractmethod
-    def encoded_bytes(self, count: int) -> int: ...
+    def encoded_bytes(self, count: int) -> int:
+        return codec_sizes.encoded_bytes(self.name, count)
 
     @abstractmethod
     def lay(self, payload: memoryview, count: int) -> Laid:

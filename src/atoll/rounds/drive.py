@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from atoll._time import Clock
 from atoll.rounds.ops import Create, Delete, Discard, Gather, Get, List, Op, Open, Put, Read, Request, Sleep, Steps
-from atoll.stores.base import Store, open_body, recycles
+from atoll.stores.base import Store
+from atoll.stores.fast import open_body, recycles
 
 T = TypeVar("T")
 _MANY = 1024

@@ -18,7 +18,7 @@ from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.kernels import aligned
 from atoll.rounds.mixed import Room
 from atoll.rounds.seal import PREAMBLE_BYTES, open_front, open_header
-from atoll.stores.base import Body, Straight
+from atoll.stores.fast import Body, Straight
 
 
 class Incoming:

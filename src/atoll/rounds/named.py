@@ -23,7 +23,8 @@ from atoll.rounds.named_part import Part, ReadPart
 from atoll.rounds.named_protocol import NamedProtocol
 from atoll.rounds.named_session import Rendezvous
 from atoll.rounds.requests import Counters, Requests
-from atoll.stores.base import Store, with_patience
+from atoll.stores.base import Store
+from atoll.stores.fast import with_patience
 
 _clients: WeakValueDictionary[str, NamedClient] = WeakValueDictionary()
 

@@ -19,7 +19,8 @@ from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.rounds.codec import F32, as_bytes
 from atoll.rounds.fused import LEAST_COMPILED, sound, sum_of_squares
 from atoll.rounds.seal import PREAMBLE_BYTES, canonical, checksum, seal_front
-from atoll.stores.base import Buffer, Unsealed
+from atoll.stores.base import Buffer
+from atoll.stores.fast import Unsealed
 
 _STEP = 1 << 10
 _TILE = 1 << 19

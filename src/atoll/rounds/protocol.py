@@ -17,7 +17,7 @@ from atoll.rounds import claims, retention
 from atoll.rounds import exchange as rounds_exchange
 from atoll.rounds.begin import ANY_CHUNK, NO_BLOB, begin
 from atoll.rounds.codec import codec
-from atoll.rounds.codec_sizes import recommended_mean
+from atoll.rounds.codec_sizes import DEFAULT_CODEC, recommended_mean
 from atoll.rounds.events import EventLog
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.grid import Grid
@@ -60,7 +60,7 @@ class RoundProtocol:
         *,
         layouts: Sequence[Layout],
         attempt: int = 0,
-        codec_name: str = "bf16",
+        codec_name: str = DEFAULT_CODEC,
         mean_codec: str | None = None,
         chunk: int | None = None,
         quorum: Quorum | None = None,

@@ -96,10 +96,10 @@ def _write_chunk(
     began = member.io.clock.monotonic()
     grid, how = member.grid(draft.fragment), codec(draft.codec)
     values = np.ascontiguousarray(source.read(*grid.span(chunk)), dtype=np.float32)
-    if how.name == "fp32" and is_written and values.nbytes >= _LARGE:
+    if how.payload_is_values and is_written and values.nbytes >= _LARGE:
         yield from _write_as_seen(member, draft, chunk, values, seen)
         return []
-    square, check = fused.squares_and_check(values) if how.name == "fp32" else (fused.sum_of_squares(values), "")
+    square, check = fused.squares_and_check(values) if how.payload_is_values else (fused.sum_of_squares(values), "")
     # No value is larger than the norm, so most of the time the norm says that all of them are within bounds.
     if not square < how.largest**2 and not is_within(values, how.largest):
         return []

@@ -13,7 +13,8 @@ from atoll._time import Clock, backoff
 from atoll.errors import CorruptUpdate, KeyExists, KeyNotFound, StoreUnavailable
 from atoll.rounds.ops import Create, Delete, Get, List, Open, Put, Read, Request, Sleep, Steps
 from atoll.rounds.timeline import Timeline
-from atoll.stores.base import Body, Buffer, Data, size_of
+from atoll.stores.base import Buffer, Data
+from atoll.stores.fast import Body, size_of
 
 T = TypeVar("T")
 

@@ -23,6 +23,7 @@ _KINDS = {
     ),
     "init_patience_s": SECONDS,
     "retry_s": SECONDS,
+    "keep_freed_memory": SWITCH,
 }
 
 
@@ -56,6 +57,9 @@ class Tuning:
     """How long other ranks let rank 0 publish the initial weights."""
     retry_s: float = 120.0
     """How long an unavailable store is asked again."""
+    keep_freed_memory: bool = False
+    """Change the allocator of the whole process (glibc) to reuse freed memory instead of returning it to the system.
+    It can save the CPU of fresh pages; the process keeps its largest size until it ends. Never switched off again."""
 
     def __post_init__(self) -> None:
         check_fields(self, _KINDS)

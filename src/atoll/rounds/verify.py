@@ -28,7 +28,8 @@ from atoll.rounds.party import Party
 from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Snapshot
 from atoll.rounds.reduce import weighted_mean
 from atoll.rounds.seal import checksum
-from atoll.stores.base import Buffer, Store, recycles
+from atoll.stores.base import Buffer, Store
+from atoll.stores.fast import recycles
 
 T = TypeVar("T")
 

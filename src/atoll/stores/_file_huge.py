@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_WRITE
 
 from atoll.stores._file_writing import Given, write_at, write_from
-from atoll.stores.base import Unsealed, size_of
+from atoll.stores.fast import Unsealed, size_of
 
 HUGE = 2 << 20
 _WINDOW = 4 * HUGE

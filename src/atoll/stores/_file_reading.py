@@ -15,7 +15,8 @@ from typing import NoReturn
 from atoll.errors import StoreUnavailable
 from atoll.stores._file_errors import translated
 from atoll.stores._file_huge import is_huge
-from atoll.stores.base import Buffer, Descriptor, Straight
+from atoll.stores.base import Buffer
+from atoll.stores.fast import Descriptor, Straight
 
 _READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
 _MAP_FROM = 1 << 20

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from atoll.stores.base import Buffer, Data, Unsealed, pieces
+from atoll.stores.base import Buffer, Data, pieces
+from atoll.stores.fast import Unsealed
 
 Given: TypeAlias = Sequence[memoryview] | Unsealed
 SLICE = 1 << 18

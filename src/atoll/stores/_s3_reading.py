@@ -24,7 +24,7 @@ from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreUnavailable
 from atoll.stores._cloud_address import CloudAddress
 from atoll.stores._cloud_client import CloudSettings, ca_file_of
-from atoll.stores.base import Descriptor, Straight
+from atoll.stores.fast import Descriptor, Straight
 
 _MOST_HEAD_BYTES = 1 << 16
 _MOST_IDLE = 64

@@ -25,7 +25,8 @@ from atoll.stores._cloud_client import CloudSettings, build_client, is_own_endpo
 from atoll.stores._cloud_errors import Answer, answer_of, translated
 from atoll.stores._fork import guard_against_fork
 from atoll.stores._s3_reading import StraightReader
-from atoll.stores.base import Body, Buffer, BufferBody, Data, check_key, check_prefix, check_range, pieces
+from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
+from atoll.stores.fast import Body, BufferBody
 from atoll.stores.probe import probe_create
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, pa
 from atoll.stores._file_reading import FileBody, file_system, is_local, read
 from atoll.stores._file_spares import SPARE_FOLDER, Spares
 from atoll.stores._file_writing import Given, given, write
-from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, size_of
+from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range
+from atoll.stores.fast import size_of
 
 _LEFTOVER_AGE_S = 24 * 3600.0
 _DEFAULTS = {"fsync": True, "recycle": False}

@@ -20,7 +20,8 @@ import pytest
 
 from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
-from atoll.stores.base import Store, open_body
+from atoll.stores.base import Store
+from atoll.stores.fast import open_body
 from atoll.testing._elsewhere import race_of_processes, read_elsewhere, write_elsewhere
 from atoll.testing._unpickling import BOMB, unpickling_forbidden
 from atoll.testing.store_contract_bodies import BIG, BodyClauses, Counted, pattern

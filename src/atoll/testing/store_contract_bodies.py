@@ -10,7 +10,8 @@ from itertools import cycle
 import pytest
 
 from atoll.errors import BadKey, KeyNotFound, StoreUnavailable
-from atoll.stores.base import Body, Buffer, Store, Unsealed, open_body, recycles
+from atoll.stores.base import Buffer, Store
+from atoll.stores.fast import Body, Unsealed, open_body, recycles
 
 BIG = 8 * 1024 * 1024 + 1
 _MIDDLE = 3_000_001  # more than a socket's buffers hold, so that most of it is still on its way when it is opened

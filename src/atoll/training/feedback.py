@@ -24,8 +24,9 @@ _TILE = 1 << 16  # a multiple of what codecs work on as one block, so that tiles
 
 
 def is_wanted(choice: bool | None, codec_name: str) -> bool:
-    """Whether residuals are kept: with int4 unless told otherwise, and never for a codec that loses nothing."""
-    return codec_name != "fp32" and (codec_name == "int4" if choice is None else choice)
+    """Whether residuals are kept: as the caller chose, else if the codec needs it; never for an exact codec."""
+    how = codec(codec_name)
+    return not how.is_exact and (how.needs_feedback if choice is None else choice)
 
 
 class ErrorFeedback:

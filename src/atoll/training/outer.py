@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import CorruptUpdate
-from atoll.rounds.codec import F32, as_bytes
+from atoll.rounds.codec import F32, as_bytes, codec
+from atoll.rounds.codec_sizes import DEFAULT_CODEC, EXACT_CODEC
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.stores.base import Buffer
 
@@ -45,17 +46,17 @@ def is_averaging(rule: OuterRule) -> bool:
 
 def default_codec(rule: OuterRule) -> str:
     """A mean of weights needs every bit of them; for a step along a mean update a byte for each value is enough."""
-    return "fp32" if is_averaging(rule) else "int8"
+    return EXACT_CODEC if is_averaging(rule) else DEFAULT_CODEC
 
 
-def agreed_rule(rule: OuterRule, codec: str) -> OuterRule:
+def agreed_rule(rule: OuterRule, codec_name: str) -> OuterRule:
     """The rule as replicas carry it out.
 
     Averaging exchanges the weights themselves where the codec keeps all bits, because `start - (start - now)` is not
     always `now`. A codec that rounds does less harm to the small differences than to the weights.
     """
     if is_averaging(rule):
-        return OuterRule("average", 1.0, 0.0) if codec == "fp32" else _PLAIN
+        return OuterRule("average", 1.0, 0.0) if codec(codec_name).is_exact else _PLAIN
     return OuterRule(rule.kind, float(rule.lr), float(rule.momentum))
 
 

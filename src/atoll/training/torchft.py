@@ -31,6 +31,7 @@ from torch.distributed import ReduceOp
 from atoll.context import ReplicaContext
 from atoll.errors import AtollError, ConfigError, Fenced, RoundError
 from atoll.rounds.client import RoundClient
+from atoll.rounds.codec_sizes import EXACT_CODEC
 from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.quorum import Quorum
@@ -79,7 +80,7 @@ class Manager:
         min_replica_size: int | None = None,
         timeout_s: float = 1800.0,
         max_retries: int | None = None,
-        codec: str = "fp32",
+        codec: str = EXACT_CODEC,
         mean_codec: str | None = None,
         snapshot_every: int = 10,
         quorum: Quorum | None = None,

@@ -11,6 +11,7 @@ from atoll import sizes
 from atoll.cli.app import command
 from atoll.cli.options import duration
 from atoll.cli.output import Output
+from atoll.rounds.codec_sizes import DEFAULT_CODEC
 
 
 def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
@@ -32,7 +33,7 @@ def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
     "--bandwidth", type=_parsed(sizes.rate), default="25Gbit", metavar="RATE", show_default=True,
     help="Of each replica, each way: 25Gbit, 400MB/s.",
 )  # fmt: skip
-@click.option("--codec", default="int8", metavar="NAME", show_default=True, help="How updates travel.")
+@click.option("--codec", default=DEFAULT_CODEC, metavar="NAME", show_default=True, help="How updates travel.")
 @click.option("--mean-codec", metavar="NAME", help="How means travel.  [default: as updates; int8 for int4]")
 @click.option("--latency", type=duration, default="100ms", metavar="TIME", show_default=True, help="A small request.")
 @click.option("--chunk", type=_parsed(sizes.amount), metavar="SIZE", help="Float32 bytes in a chunk, such as 64MiB.")

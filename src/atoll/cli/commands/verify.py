@@ -11,7 +11,7 @@ from atoll.cli.output import Output
 from atoll.cli.render import rejections_text
 from atoll.cli.runs import find_place, have_all_ended, suggesting
 from atoll.errors import CorruptUpdate, MissingExtra, RoundError
-from atoll.stores.base import recycles
+from atoll.stores.fast import recycles
 
 if TYPE_CHECKING:
     from atoll.rounds.verify import Report
