@@ -13,7 +13,8 @@ from typing import Any
 
 from atoll.rounds.drive import answer
 from atoll.rounds.ops import Gather, Op, Open, Read, Request, Sleep
-from atoll.stores.base import Body, Store
+from atoll.stores.base import Store
+from atoll.stores.fast import Body
 from atoll.testing.fakes import FakeClock
 
 Choose = Callable[[int], int]
