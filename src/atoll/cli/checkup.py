@@ -95,12 +95,21 @@ def _codecs() -> Check:
     from atoll import _passes
     from atoll._compiled import NotUsable
     from atoll.rounds import native
+    from atoll.rounds.codec import codec
+    from atoll.rounds.codec_blocks import BlockCodec, agrees_with_numpy
+    from atoll.rounds.codec_sizes import CODECS
 
     try:
-        native.load()
+        compiled = native.load()
     except NotUsable as exc:
         cost = "two to five times as slow: numpy does the work, to the same bits"
         return Check("codecs", True, f"not compiled, so {cost}; {exc}", _how_to_compile(exc))
+    if wrong := [
+        name for name in CODECS if isinstance(how := codec(name), BlockCodec) and not agrees_with_numpy(compiled, how)
+    ]:
+        return Check(
+            "codecs", True, f"compiled, but numpy computes {', '.join(wrong)}: the compiled code gives other bits"
+        )
     try:
         _passes.load()
     except NotUsable as exc:

@@ -22,7 +22,8 @@ from atoll.rounds import kernels
 from atoll.rounds.codec import F32
 from atoll.rounds.codec_bf16 import from_bf16_bits
 from atoll.rounds.codec_tiles import Laid, TiledCodec
-from atoll.rounds.kernels import U8, U16, BlockKernel
+from atoll.rounds.kernels import U8, U16, BlockKernel, Kernels
+from atoll.rounds.native_proof import FACTORS, addends, same_numbers, samples
 
 _WIRE = np.dtype("<u2")
 _NAN = 0x7FC0
@@ -31,6 +32,9 @@ _NEGATIVE = 0x8000
 _SMALLEST = 0x0480  # 2^-118
 _MAGIC = 1.5 * 2.0**23  # float32 has no fractions here: adding it rounds, and leaves the whole number in the low bits
 _HALF = 0.5 * (1 + 2.0**-15)  # a code is found by two rounded operations
+
+
+_PROVEN: dict[tuple[Kernels, BlockCodec], bool] = {}
 
 
 class BlockCodec(TiledCodec):
@@ -146,8 +150,9 @@ class _Scaled(Laid):
         codes = np.frombuffer(payload[split:], dtype=np.uint8)
         assert codes.size == how.code_bytes(count), "the row of the codec gives another size"
         self._kernel: BlockKernel = PlainBlocks(how, self._scales, codes)
-        if (faster := kernels.current().blocks(how.name, self._scales, codes)) is not None:
-            self._kernel, self.at_once = faster, kernels.current().tile
+        compiled = kernels.current()
+        if agrees_with_numpy(compiled, how) and (faster := compiled.blocks(how.name, self._scales, codes)) is not None:
+            self._kernel, self.at_once = faster, compiled.tile
 
     def check(self) -> None:
         """NaN is let through: every value of its block is NaN then, and whoever looks for such values finds it."""
@@ -167,6 +172,36 @@ class _Scaled(Laid):
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
         self._kernel.add(start, total, factor)
+
+
+def agrees_with_numpy(theirs: Kernels, how: BlockCodec) -> bool:
+    """Whether these kernels give the bits of `PlainBlocks` for the codec; True if they have none for it."""
+    if (theirs, how) not in _PROVEN:
+        _PROVEN[theirs, how] = _compare(theirs, how)
+    return _PROVEN[theirs, how]
+
+
+def _compare(theirs: Kernels, how: BlockCodec) -> bool:
+    with kernels.quiet():
+        return all(_same_blocks(theirs, how, values) for values in samples())
+
+
+def _same_blocks(theirs: Kernels, how: BlockCodec, values: F32) -> bool:
+    size = values.size
+    scales = np.zeros((2, how.blocks(size)), np.uint16)
+    codes = np.zeros((2, how.code_bytes(size)), np.uint8)
+    back = np.zeros((2, size), np.float32)
+    sums = [addends(size) for _ in range(2)]
+    fast, plain = theirs.blocks(how.name, scales[0], codes[0]), PlainBlocks(how, scales[1], codes[1])
+    if fast is None:
+        return True
+    for one, total, kernel in zip(range(2), sums, (fast, plain), strict=True):
+        kernel.write(0, values)
+        kernel.read(0, back[one])
+        for factor in FACTORS:
+            kernel.add(0, total, factor)
+    is_same = bool(np.array_equal(*scales) and np.array_equal(*codes))
+    return is_same and same_numbers(*back) and same_numbers(*sums)
 
 
 def _bits(scale: float) -> int:
