@@ -54,8 +54,8 @@ def test_a_run_whose_launcher_died_before_starting_it_can_be_looked_at(inside):
     journal.record_run(draft.store, draft.spec, executor="local")
     done = inside("status", "half")
     assert done.code == 0
-    assert "never started" in done.stdout
-    assert "launch it again" in done.stdout
+    found = inside("status", "half", "--json").data
+    assert (found["state"], found["handle"]) == ("pending", None)
     assert inside("logs", "half").stdout == ""
     assert inside("ps", "--store", draft.store.uri, "--json").data["runs"][0]["state"] == "pending"
     assert inside("run", "job:ok", "--run-id", "half").code == 0
@@ -113,7 +113,7 @@ def test_ps_shows_what_it_cannot_reach_and_never_fails(inside):
     assert done.code == 0
     states = {row["run_id"]: row["state"] for row in done.data["runs"]}
     assert states == {"elsewhere": "unreachable", "deleted": "gone", "damaged": "unreachable"}
-    assert "unknown store `redis`" in inside("ps").stdout
+    assert "`redis`" in inside("ps").stdout
 
 
 def test_ps_shows_the_newest_twenty_unless_asked_for_all(inside):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -86,25 +87,26 @@ def test_an_unknown_run_is_code_3_with_a_suggestion(finished, inside, command):
     done = inside.at(finished.cli)(command, "went-wel", "--json")
     assert done.code == 3
     assert done.error["code"] == "RunNotFound"
-    assert "did you mean `went-well`?" in done.error["message"]
+    assert "`went-well`?" in done.error["message"]
     assert "error: " in done.stderr
 
 
 def test_a_run_that_is_in_another_store_is_said_to_be_there(finished, inside, tmp_path):
     done = inside.at(finished.cli)("status", finished.ok, "--store", str(tmp_path / "elsewhere"), "--json")
     assert done.code == 3
-    assert "did you mean" not in done.error["message"]
-    assert done.error["hint"].startswith("it is in file://")
+    assert "`?" not in done.error["message"], "there is nothing to guess"
+    assert finished.cli("status", finished.ok, "--json").data["store"] in done.error["hint"]
 
 
 def test_a_name_that_is_much_like_a_run_of_another_store_comes_with_that_store(finished, inside, tmp_path):
     at = inside.at(finished.cli)
     home = at("status", finished.ok, "--json").data["store"]
     there = at("status", "went-wel", "--json").error
-    assert there["hint"] == f"`atoll ps --store {home}` lists what is there"
+    assert f"`atoll ps --store {home}`" in there["hint"]
     other = at("status", "went-wel", "--store", str(tmp_path / "elsewhere"), "--json").error
-    assert other["message"].endswith("elsewhere, did you mean `went-well`?")
-    assert other["hint"] == f"`went-well` is in {home}: `atoll status went-well`"
+    assert re.search(r"elsewhere, .*`went-well`\?$", other["message"])
+    assert home in other["hint"]
+    assert "`atoll status went-well`" in other["hint"]
 
 
 def test_a_run_whose_records_are_gone_is_not_said_to_be_where_it_is_not(cli, inside):
@@ -114,8 +116,8 @@ def test_a_run_whose_records_are_gone_is_not_said_to_be_where_it_is_not(cli, ins
     shutil.rmtree(cli.home / "store")
     for options in ([], ["--store", uri]):
         error = inside("status", run, *options, "--json").error
-        assert "did you mean" not in error["message"]
-        assert error["hint"] == f"`atoll ps --store {uri}` lists what is there"
+        assert "`?" not in error["message"]
+        assert f"`atoll ps --store {uri}`" in error["hint"]
 
 
 @pytest.mark.parametrize("command", ["status", "trace", "verify"])
@@ -156,7 +158,7 @@ def test_a_broken_plug_in_is_listed_as_broken_and_breaks_nothing(cli, plugins):
     assert cli("ps").code == 0
     named = cli("plan", "job:ok", "--on", "gone")
     assert named.code == 2
-    assert "does not load" in named.stderr
+    assert "`gone`" in named.stderr
 
 
 def test_ctrl_c_is_code_130_with_one_line(cli):
@@ -167,7 +169,7 @@ def test_ctrl_c_is_code_130_with_one_line(cli):
     process.send_signal(signal.SIGINT)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert talk.decode().strip() == "interrupted; runs go on without this command"
+    assert len(talk.decode().strip().splitlines()) == 1
     (cli.folder / "gate").touch()
     assert cli("wait", run).code == 0
 

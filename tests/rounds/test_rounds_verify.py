@@ -9,7 +9,7 @@ from test_rounds_client import LAYOUT, train
 from atoll.errors import RoundError, RunNotFound
 from atoll.rounds.chunks import MeanName
 from atoll.rounds.grid import Grid
-from atoll.rounds.keys import RoundKeys
+from atoll.rounds.keys import RoundKeys, RunKeys
 from atoll.rounds.party import Party
 from atoll.rounds.records import Commit
 from atoll.rounds.verify import verify
@@ -107,4 +107,8 @@ def test_a_run_nobody_joined_is_said_to_be_that() -> None:
     store.put("runs/nobody/run.json", b"{}")
     with pytest.raises(RoundError) as caught:
         verify(store, "nobody")
-    assert caught.value.reason == "not_joined"
+    assert caught.value.reason == "not_joined_yet"
+    store.put(RunKeys("nobody").outcome(0, 0), b"{}")
+    with pytest.raises(RoundError) as caught:
+        verify(store, "nobody")
+    assert caught.value.reason == "never_joined"

@@ -108,7 +108,8 @@ class Verification:
                 raise RunNotFound(f"no run `{run_id}` in {store.uri}", hint=hint) from exc
             has_ended = next(iter(store.list(RunKeys(run_id).outcomes_prefix())), None) is not None
             why = "replicas have ended, and none had joined one" if has_ended else "no replica has joined one yet"
-            raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: {why}", reason="not_joined") from exc
+            reason = "never_joined" if has_ended else "not_joined_yet"
+            raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: {why}", reason=reason) from exc
         outer = self._agreement.settings.get("outer")
         self._rule = None if outer is None else OuterRule.from_json(outer)
         if self._rule is None:
