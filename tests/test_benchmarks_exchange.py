@@ -143,7 +143,7 @@ class TestWireServer(StoreContract):
 
     @pytest.fixture
     def new_store(self, server: WireServer, tmp_path: Path, monkeypatch) -> NewStore:
-        from atoll.stores.cloud import CloudStore
+        from atoll.stores.cloud.store import CloudStore
 
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wire")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wire")

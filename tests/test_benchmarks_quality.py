@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.testing.store_contract import NewStore, StoreContract
 from repository import BENCHMARKS

@@ -19,8 +19,8 @@ from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.vectors import Parts
 from atoll.stores.base import Store
-from atoll.stores.cloud import CloudStore
-from atoll.stores.file import FileStore
+from atoll.stores.cloud.store import CloudStore
+from atoll.stores.file.store import FileStore
 
 
 @dataclass(frozen=True)

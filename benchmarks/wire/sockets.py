@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from urllib.parse import urlsplit
 
 from atoll.rounds.allocator import keep_freed_memory
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.store import CloudStore
 from wire.report import Row
 from wire.server import BUCKET, WireServer
 

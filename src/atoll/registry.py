@@ -31,12 +31,12 @@ EXECUTORS: dict[str, Row] = {
 
 STORES: dict[str, Row] = {
     "memory": Row("atoll.stores.memory:MemoryStore"),
-    "file": Row("atoll.stores.file:FileStore"),
-    "s3": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "gs": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "gcs": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "az": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "azure": Row("atoll.stores.cloud:CloudStore", "cloud"),
+    "file": Row("atoll.stores.file.store:FileStore"),
+    "s3": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "gs": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "gcs": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "az": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "azure": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
 }
 
 ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")

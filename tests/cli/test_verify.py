@@ -15,7 +15,7 @@ from atoll.rounds.layout import Layout
 from atoll.rounds.member import Tuning
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.rounds.vectors import Parts
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 
 LAYOUT = Layout.of([("w", [40, 10], "float32")])
 RULE = OuterRule()

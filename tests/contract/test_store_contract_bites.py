@@ -14,7 +14,7 @@ import pytest
 from atoll.errors import KeyExists, KeyNotFound, StoreError, StoreUnavailable
 from atoll.stores.base import Buffer, Data, Store, check_key
 from atoll.stores.fast import Unsealed
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
 from atoll.testing.store_contract import StoreContract
@@ -327,7 +327,7 @@ def test_a_create_that_only_looks_first_loses_the_race_of_processes(tmp_path: Pa
 LOOKS = """
 import time
 from atoll.errors import KeyExists
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 
 class Looks(FileStore):
     @classmethod

@@ -25,7 +25,7 @@ from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit, Contribution
 from atoll.rounds.vectors import Parts
 from atoll.stores.base import Store
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 
 LAYOUT = Layout.of([("w", [300, 100], "float32"), ("b", [77], "float32")])

@@ -28,7 +28,7 @@ from atoll._compiled import NotBuilt, NotUsable, address_of
 from atoll._passes import BLOCK, FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, Hash, Mixture, Passes, Source
 from atoll.rounds.kernels import aligned
 from atoll.rounds.reduce import Coefficients, weighted_mean
-from atoll.stores import _file_huge
+from atoll.stores.file import io
 
 
 @pytest.fixture(scope="session")
@@ -191,7 +191,7 @@ class Shelf:
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         self._open.callback(os.close, fd)
         parts = [memoryview(bytes(front)), data]
-        if not (kind == FROM_HUGE_PAGES and _file_huge.write(fd, parts)):
+        if not (kind == FROM_HUGE_PAGES and io.write_huge(fd, parts)):
             os.pwritev(fd, parts, 0)
         os.lseek(fd, front + ready, os.SEEK_SET)
         return fd

@@ -11,7 +11,7 @@ import pytest
 
 from atoll import registry
 from atoll.errors import ConfigError, UnknownName
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 
 
 def test_a_wrong_name_says_what_may_be_meant():

@@ -16,7 +16,7 @@ from atoll.rounds.incoming import Incoming
 from atoll.rounds.reduce import Coefficients, weighted_mean
 from atoll.rounds.seal import checksum, seal_frame
 from atoll.stores.fast import BufferBody
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 
 SIZES = [1, 5, 4095, 4096, 1 << 16, (1 << 16) + 1, 3 * (1 << 16) + 777]
 

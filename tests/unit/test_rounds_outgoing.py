@@ -19,10 +19,10 @@ from atoll.rounds.layout import Layout
 from atoll.rounds.outgoing import NotFinite, Outgoing
 from atoll.rounds.seal import Frame, checksum, open_frame
 from atoll.rounds.vectors import Parts
-from atoll.stores._file_names import TEMP_FOLDER
 from atoll.stores.base import Buffer, Store
 from atoll.stores.fast import size_of
-from atoll.stores.file import FileStore
+from atoll.stores.file.paths import TEMP_FOLDER
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 
 HEADER = {"kind": "update", "run": "r", "round": 3}

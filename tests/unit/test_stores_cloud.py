@@ -13,8 +13,8 @@ import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, MissingExtra, StoreError, StoreRefused, StoreUnavailable
 from atoll.installing import install_command
-from atoll.stores._cloud_errors import Answer, translated
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.errors import Answer, translated
+from atoll.stores.cloud.store import CloudStore
 from atoll.testing.fakes import FakeClock
 from services.fault_proxy import Fault, FaultProxy, creates
 from services.gcs_shim import GcsShim
@@ -206,7 +206,7 @@ def test_every_exception_of_obstore_is_translated(store: CloudStore) -> None:
 FORK = """
 import os, signal, sys
 from atoll.errors import StoreError
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.store import CloudStore
 store = CloudStore.from_uri(sys.argv[1])
 if sys.argv[2] == "used":
     store.put("a", b"from the parent")
@@ -236,7 +236,7 @@ def test_a_forked_child_is_told_instead_of_hanging(
 
 def test_without_obstore_the_extra_is_named() -> None:
     code = (
-        "import sys; sys.modules['obstore'] = None; from atoll.stores.cloud import CloudStore; "
+        "import sys; sys.modules['obstore'] = None; from atoll.stores.cloud.store import CloudStore; "
         "CloudStore.from_uri('s3://bucket')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

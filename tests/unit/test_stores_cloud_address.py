@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import BadKey, ConfigError
-from atoll.stores._cloud_address import parse_address
-from atoll.stores._cloud_client import CloudSettings, _s3_options, is_own_endpoint
+from atoll.stores.cloud.address import parse_address
+from atoll.stores.cloud.client import CloudSettings, _s3_options, is_own_endpoint
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError, MissingExtra, StoreRefused
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.store import CloudStore
 from services.certificates import certificate
 from services.fake_aws import FakeAws
 
@@ -114,7 +114,9 @@ def test_single_sign_on_is_used(aws: FakeAws, tmp_path: Path, monkeypatch: pytes
     # In a process of its own: botocore looks for the home folder once, when it is imported.
     monkeypatch.setenv("AWS_ENDPOINT_URL_SSO", aws.url)
     uri = f"s3://bucket/x?endpoint={aws.url}&profile=sso"
-    code = "import sys; from atoll.stores.cloud import CloudStore; CloudStore.from_uri(sys.argv[1]).put('a', b'x')"
+    code = (
+        "import sys; from atoll.stores.cloud.store import CloudStore; CloudStore.from_uri(sys.argv[1]).put('a', b'x')"
+    )
     subprocess.run([sys.executable, "-c", code, uri], check=True, timeout=60)
     assert aws.asked == ["/federation/credentials"]
     assert aws.signers == ["KEY-1"]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from atoll.errors import BadKey, ConfigError, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
-from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
-from atoll.stores._file_reading import file_system, is_local
 from atoll.stores.base import check_key
-from atoll.stores.file import FileStore
+from atoll.stores.file.io import file_system, is_local
+from atoll.stores.file.paths import TEMP_FOLDER, key_of_file, key_of_folder, path_of
+from atoll.stores.file.store import FileStore
 
 names = st.text(st.sampled_from("ab.~fd-é "), min_size=1, max_size=8) | st.text(min_size=1, max_size=20)
 
@@ -93,7 +93,9 @@ def test_old_leftovers_are_swept_and_young_ones_are_not(tmp_path: Path) -> None:
 def test_a_writer_killed_in_the_middle_leaves_the_old_object(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put("a.bin", b"old")
-    die = "import os, sys; from atoll.stores.file import FileStore; os.fsync = lambda fd: os.kill(os.getpid(), 9);"
+    die = (
+        "import os, sys; from atoll.stores.file.store import FileStore; os.fsync = lambda fd: os.kill(os.getpid(), 9);"
+    )
     for verb, key in (("put", "a.bin"), ("create", "b.bin")):
         code = f"{die} FileStore(sys.argv[1]).{verb}('{key}', b'new' * 1000)"
         assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
@@ -254,7 +256,7 @@ def test_files_are_read_where_they_lie_on_this_machines_own_file_systems_only(tm
         "2 1 0:5 / /net rw,relatime shared:1 - nfs4 host:/x rw\n"
         "3 2 0:6 / /net/fast\\040disk rw - tmpfs tmpfs rw\n"
     )
-    monkeypatch.setattr("atoll.stores._file_reading._MOUNTS", mounts)
+    monkeypatch.setattr("atoll.stores.file.io._MOUNTS", mounts)
     found = {
         path: is_local(file_system(Path(path))) for path in ("/a", "/net", "/net/b", "/network", "/net/fast disk/c")
     }

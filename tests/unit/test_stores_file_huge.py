@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.stores import _file_huge
-from atoll.stores._file_huge import HUGE, is_huge, write
-from atoll.stores._file_reading import file_system
-from atoll.stores.file import FileStore
+from atoll.stores.file import io
+from atoll.stores.file.io import HUGE, file_system, is_huge, write_huge
+from atoll.stores.file.store import FileStore
 from atoll.testing.store_contract_bodies import pattern
 
 SHM = Path("/dev/shm")
@@ -40,7 +39,7 @@ def rewritten(path: Path, size: int, parts: list[memoryview]) -> bool:
     path.write_bytes(b"\xab" * size)
     fd = os.open(path, os.O_RDWR)
     try:
-        return write(fd, parts)
+        return write_huge(fd, parts)
     finally:
         os.close(fd)
 
@@ -79,7 +78,7 @@ def test_what_a_file_lacks_is_added(shm: Path, size: int) -> None:
             file.write(b"x" * (size - holes))
             file.truncate(size if holes < size else 0)
         fd = os.open(shm / "file", os.O_RDWR)
-        assert write(fd, views(data))
+        assert write_huge(fd, views(data))
         os.close(fd)
         assert (shm / "file").read_bytes() == data
         assert (shm / "file").stat().st_blocks * 512 >= size
@@ -93,7 +92,7 @@ def test_a_file_with_a_hole_that_says_it_is_huge_is_left_alone(shm: Path, size: 
     os.chmod(shm / "file", 0o1600)
     before = (shm / "file").stat().st_blocks
     fd = os.open(shm / "file", os.O_RDWR)
-    assert not write(fd, views(bytes(size)))
+    assert not write_huge(fd, views(bytes(size)))
     os.close(fd)
     assert not is_huge((shm / "file").stat())
     assert (shm / "file").stat().st_blocks == before
@@ -140,7 +139,7 @@ def test_where_there_are_no_huge_pages_none_are_looked_for_for_a_while(
         os.pwrite(fd, b"\xff" * 4096, 0)
         return False
 
-    monkeypatch.setattr(_file_huge, "write", half)
+    monkeypatch.setattr(io, "write", half)
     store, data = FileStore(shm, recycle=True), pattern(HUGE)
     for _ in range(4):
         store.put("a", data)
@@ -158,17 +157,17 @@ def test_a_kernel_that_refuses_is_no_error(shm: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "refused")
 
-    monkeypatch.setattr(_file_huge, "_make", refuse)
+    monkeypatch.setattr(io, "_make", refuse)
     assert not rewritten(shm / "file", HUGE, views(bytes(HUGE)))
     assert not is_huge((shm / "file").stat())
-    monkeypatch.setattr(_file_huge, "_libc", lambda: None)
+    monkeypatch.setattr(io, "_libc", lambda: None)
     assert not rewritten(shm / "file", HUGE, views(bytes(HUGE)))
 
 
 def test_on_a_disk_nothing_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if file_system(tmp_path) == "tmpfs":
         pytest.skip("this is no disk")
-    monkeypatch.setattr(_file_huge, "write", lambda *_: pytest.fail("mapped"))
+    monkeypatch.setattr(io, "write", lambda *_: pytest.fail("mapped"))
     store = FileStore(tmp_path, recycle=True)
     for _ in range(2):
         store.put("a", bytes(HUGE))

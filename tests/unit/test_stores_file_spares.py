@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, StoreUnavailable
-from atoll.stores._file_names import TEMP_FOLDER
-from atoll.stores.file import FileStore
+from atoll.stores.file.paths import TEMP_FOLDER
+from atoll.stores.file.store import FileStore
 
 BIG = 1 << 17
 

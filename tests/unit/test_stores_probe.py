@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import KeyExists, StoreError, StoreUnavailable
 from atoll.stores.base import Data
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.stores.probe import probe, probe_create
 from atoll.testing.fakes import FaultyStore
@@ -101,7 +101,7 @@ def test_a_real_s3_server_passes(seaweed: Service, monkeypatch: pytest.MonkeyPat
 
 
 def _open(service: Service, monkeypatch: pytest.MonkeyPatch) -> object:
-    from atoll.stores.cloud import CloudStore
+    from atoll.stores.cloud.store import CloudStore
 
     for name, value in service.environment.items():
         monkeypatch.setenv(name, value)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import KeyNotFound, StoreError, StoreRefused, StoreUnavailable
-from atoll.stores._cloud_address import parse_address
-from atoll.stores._cloud_client import CloudSettings
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.address import parse_address
+from atoll.stores.cloud.client import CloudSettings
+from atoll.stores.cloud.store import CloudStore
 from atoll.stores.fast import BufferBody
 from atoll.testing.fakes import FakeClock
 from atoll.testing.store_contract_bodies import pattern, read_unevenly

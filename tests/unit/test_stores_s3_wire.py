@@ -16,7 +16,7 @@ from threading import Event
 import pytest
 
 from atoll.errors import StoreRefused, StoreUnavailable
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.store import CloudStore
 from atoll.stores.fast import BufferBody
 from atoll.testing.store_contract_bodies import pattern, read_unevenly
 from services.certificates import certificate
@@ -315,7 +315,7 @@ def test_a_connection_is_not_used_again_after_an_interrupt(server: ScriptedS3, s
 FORK = """
 import os, signal, sys
 from atoll.errors import StoreError
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.store import CloudStore
 store = CloudStore.from_uri(sys.argv[1])
 body = store.open("a")
 body.readinto(memoryview(bytearray(body.size)))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ConfigError, KeyNotFound, StoreError
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.workspace import build, fetch_and_unpack, upload
 from atoll.workspace.extract import Refused, _ForwardReader
@@ -352,7 +352,7 @@ def test_many_threads_at_once_share_one_folder(tmp_path: Path) -> None:
 _RANK = """
 import sys
 from pathlib import Path
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 from atoll.workspace import fetch_and_unpack
 sys.stdin.readline()
 root = fetch_and_unpack(FileStore(Path(sys.argv[1])), sys.argv[2], Path(sys.argv[3]))

@@ -20,7 +20,6 @@ from atoll.errors import AtollError, ConfigError, CorruptUpdate, QuorumLost, Sto
 from atoll.keys import RunKeys
 from atoll.replica.spool import Attempt, Spool, write_at_any_price
 from atoll.status import Reason, ReplicaState
-from atoll.stores import file as file  # loaded before the fork, for every replica at once
 
 _TERMINATED = 128 + signal.SIGTERM
 _RESULT_DEPTH = 900

@@ -22,8 +22,8 @@ from urllib.request import getproxies
 
 from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreUnavailable
-from atoll.stores._cloud_address import CloudAddress
-from atoll.stores._cloud_client import CloudSettings, ca_file_of
+from atoll.stores.cloud.address import CloudAddress
+from atoll.stores.cloud.client import CloudSettings, ca_file_of
 from atoll.stores.fast import Descriptor, Straight
 
 _MOST_HEAD_BYTES = 1 << 16

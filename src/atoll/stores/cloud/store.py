@@ -5,10 +5,13 @@ about our own first try whose answer was lost; and S3 may answer 409 while anoth
 way. So every object we create carries an owner's mark in its metadata, never used twice: after a refusal or a silence
 we look whose object it is. Ours: we won. Another's: `KeyExists`. None there: try again. Comparing contents would not
 do, for two writers may offer the same bytes and only one of them may win.
+
+obstore runs threads that a forked child does not have: used in a child, it would hang for ever. Refuse instead.
 """
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -20,17 +23,34 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from atoll._time import SYSTEM_CLOCK, Clock, backoff
 from atoll.errors import KeyExists, StoreError, StoreUnavailable
 from atoll.extras import require
-from atoll.stores._cloud_address import CloudAddress, parse_address
-from atoll.stores._cloud_client import CloudSettings, build_client, is_own_endpoint
-from atoll.stores._cloud_errors import Answer, answer_of, translated
-from atoll.stores._fork import guard_against_fork
-from atoll.stores._s3_reading import StraightReader
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
+from atoll.stores.cloud.address import CloudAddress, parse_address
+from atoll.stores.cloud.client import CloudSettings, build_client, is_own_endpoint
+from atoll.stores.cloud.errors import Answer, answer_of, translated
+from atoll.stores.cloud.stream import StraightReader
 from atoll.stores.fast import Body, BufferBody
 from atoll.stores.probe import probe_create
 
 if TYPE_CHECKING:
-    from atoll.stores._cloud_client import Client
+    from atoll.stores.cloud.client import Client
+
+_first_used_in: int | None = None
+
+
+def guard_against_fork(uri: str) -> None:
+    """Raise in a child that was forked from a process which had already used a cloud store."""
+    global _first_used_in
+    here = os.getpid()
+    if _first_used_in is None:
+        _first_used_in = here
+    elif _first_used_in != here:
+        raise StoreError(
+            f"this process was forked from one that had used a cloud store, so it cannot use {uri}",
+            uri=uri,
+            hint="start workers with the `spawn` or `forkserver` method (DataLoader: multiprocessing_context='spawn'), "
+            "or touch the store only in the parent",
+        )
+
 
 _T = TypeVar("_T")
 _OWNER = "atollowner"  # Azure allows no dash in the name of a metadata item

@@ -19,14 +19,12 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 
 from atoll.errors import ConfigError, KeyExists, KeyNotFound, did_you_mean
-from atoll.stores import _file_huge
-from atoll.stores._file_errors import file_errors
-from atoll.stores._file_names import TEMP_FOLDER, key_of_file, key_of_folder, path_of
-from atoll.stores._file_reading import FileBody, file_system, is_local, read
-from atoll.stores._file_spares import SPARE_FOLDER, Spares
-from atoll.stores._file_writing import Given, given, write
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range
 from atoll.stores.fast import size_of
+from atoll.stores.file import io
+from atoll.stores.file.io import FileBody, Given, file_system, given, is_local, read, write
+from atoll.stores.file.paths import TEMP_FOLDER, file_errors, key_of_file, key_of_folder, path_of
+from atoll.stores.file.recycle import SPARE_FOLDER, Spares
 
 _LEFTOVER_AGE_S = 24 * 3600.0
 _DEFAULTS = {"fsync": True, "recycle": False}
@@ -161,11 +159,11 @@ class FileStore:
 
     def _write_huge(self, fd: int, data: Given) -> bool:
         """Write a large file of a tmpfs in the fastest way; False if it has to be written as any other."""
-        if size_of(data) < _file_huge.HUGE or self._file_system() != "tmpfs":
+        if size_of(data) < io.HUGE or self._file_system() != "tmpfs":
             return False
         if time.monotonic() < self._small_until:
             return False
-        is_done = _file_huge.write(fd, data)
+        is_done = io.write_huge(fd, data)
         if not is_done:
             self._small_until = time.monotonic() + _AFTER_REFUSAL_S
         return is_done
