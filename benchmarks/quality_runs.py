@@ -21,7 +21,7 @@ from quality_store import LinkedContext
 from torch import Tensor
 
 import atoll
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 from atoll.rounds.quorum import Quorum
 from atoll.training.feed import Feed
 

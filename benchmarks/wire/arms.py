@@ -14,10 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.rounds.client import RoundClient
+from atoll.rounds.context import Tuning
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
-from atoll.rounds.vectors import Parts
+from atoll.rounds.layout import Layout, Parts
 from atoll.stores.base import Store
 from atoll.stores.cloud.store import CloudStore
 from atoll.stores.file.store import FileStore

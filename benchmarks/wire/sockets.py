@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from urllib.parse import urlsplit
 
-from atoll.rounds.allocator import keep_freed_memory
+from atoll.kernels.allocator import keep_freed_memory
 from atoll.stores.cloud.store import CloudStore
 from wire.report import Row
 from wire.server import BUCKET, WireServer

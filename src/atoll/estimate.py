@@ -17,9 +17,8 @@ from typing import Any
 
 from atoll.errors import InvalidSpec
 from atoll.prices import AS_OF, SERVICES, Prices
-from atoll.rounds import codec_sizes
-from atoll.rounds.grid import CHUNK_MULTIPLE, Grid, default_chunk
-from atoll.rounds.tuning import Tuning
+from atoll.rounds import codecs
+from atoll.rounds.tuning import CHUNK_MULTIPLE, Grid, Tuning, default_chunk
 
 MODES = ("auto", "whole", "scatter")
 CONNECTION_BYTES_S = 100e6
@@ -40,7 +39,7 @@ class Setting:
     step_time_s: float = 1.0
     bandwidth_bytes_s: float = 25e9 / 8
     """Of one replica, each way."""
-    codec: str = codec_sizes.DEFAULT_CODEC
+    codec: str = codecs.DEFAULT_CODEC
     mean_codec: str | None = None
     latency_s: float = 0.1
     """One small request to the store."""
@@ -56,8 +55,8 @@ class Setting:
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
             raise InvalidSpec("estimate", problems)
-        codec_sizes.row_of(self.codec)
-        codec_sizes.row_of(self.means)
+        codecs.row_of(self.codec)
+        codecs.row_of(self.means)
 
     @property
     def effective_bytes_s(self) -> float:
@@ -68,7 +67,7 @@ class Setting:
     @property
     def means(self) -> str:
         """The codec of published means: as chosen, or as training chooses."""
-        return self.mean_codec or codec_sizes.recommended_mean(self.codec)
+        return self.mean_codec or codecs.recommended_mean(self.codec)
 
     @cached_property
     def grid(self) -> Grid:
@@ -228,7 +227,7 @@ def encoded_bytes(grid: Grid, name: str) -> int:
     """What a vector takes in a codec, chunk by chunk."""
     if not len(grid):
         return 0
-    whole, last = (codec_sizes.encoded_bytes(name, count) for count in (grid.chunk, grid.count(len(grid) - 1)))
+    whole, last = (codecs.encoded_bytes(name, count) for count in (grid.chunk, grid.count(len(grid) - 1)))
     return whole * (len(grid) - 1) + last
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from atoll.rounds.round_record import RoundRecord
-from atoll.rounds.spans import Span, uncovered
+from atoll.rounds.timeline import RoundRecord, Span, uncovered
 
 TRACKS = {
     "compute": "compute",

@@ -21,7 +21,7 @@ from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.metrics import Outlook, Waiting, latest_records, round_records, waiting_for
-from atoll.rounds.round_record import PhaseTime, RoundRecord
+from atoll.rounds.timeline import PhaseTime, RoundRecord
 from atoll.status import Progress, ReplicaState, ReplicaStatus, RunStatus
 
 RECORD = RoundRecord(

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from atoll.rounds.client import RoundClient
+from atoll.rounds.context import Tuning
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
+from atoll.rounds.layout import Layout, Parts
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
-from atoll.rounds.vectors import Parts
 from atoll.stores.file.store import FileStore
 
 LAYOUT = Layout.of([("w", [40, 10], "float32")])

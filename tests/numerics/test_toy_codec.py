@@ -16,11 +16,11 @@ import atoll
 from atoll.errors import UnknownName
 from atoll.estimate import Setting, estimate
 from atoll.registry import open_store
-from atoll.rounds import codec_sizes
-from atoll.rounds.codec import F32, Codec, codec, codec_names
-from atoll.rounds.codec_sizes import CodecRow
-from atoll.rounds.codec_tiles import Laid, TiledCodec
-from atoll.rounds.member import Tuning
+from atoll.rounds import codecs
+from atoll.rounds.codecs import CodecRow
+from atoll.rounds.codecs.base import F32, Codec, codec, codec_names
+from atoll.rounds.codecs.tiles import Laid, TiledCodec
+from atoll.rounds.context import Tuning
 from atoll.rounds.verify import verify
 from atoll.training.feedback import is_wanted
 
@@ -62,7 +62,7 @@ CODEC = Half()
 @pytest.fixture(autouse=True)
 def row(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The one row that the toy needs."""
-    monkeypatch.setitem(codec_sizes.CODECS, "half", CodecRow(__name__, lambda count: 2 * count))
+    monkeypatch.setitem(codecs.CODECS, "half", CodecRow(__name__, lambda count: 2 * count))
     yield
     codec.cache_clear()
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 from atoll.stores.memory import MemoryStore
 from atoll.training.torchft import Manager
 

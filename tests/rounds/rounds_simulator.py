@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from atoll.rounds.drive import answer
-from atoll.rounds.ops import Gather, Op, Open, Read, Request, Sleep
+from atoll.rounds.io import Gather, Op, Open, Read, Request, Sleep, answer
 from atoll.stores.base import Store
 from atoll.stores.fast import Body
 from atoll.testing.fakes import FakeClock

@@ -12,16 +12,15 @@ import numpy as np
 from rounds_simulator import Simulation
 
 from atoll.errors import LeftBehind
+from atoll.rounds.catch_up import LoadedSnapshot
+from atoll.rounds.client import RoundProtocol
+from atoll.rounds.context import Tuning
+from atoll.rounds.frames import digest
+from atoll.rounds.io import Op
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
-from atoll.rounds.ops import Op
-from atoll.rounds.protocol import RoundProtocol
+from atoll.rounds.layout import Layout, Parts
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit
-from atoll.rounds.seal import digest
-from atoll.rounds.snapshots import LoadedSnapshot
-from atoll.rounds.vectors import Parts
 from atoll.testing.fakes import FakeClock
 
 CHUNK = 1024

@@ -225,7 +225,7 @@ def test_every_key_of_a_run_is_on_the_page() -> None:
 
 
 def test_the_page_names_every_codec_and_every_dtype() -> None:
-    from atoll.rounds.codec import codec_names
+    from atoll.rounds.codecs.base import codec_names
     from atoll.rounds.layout import ITEM_BYTES
 
     text = PAGE.read_text()

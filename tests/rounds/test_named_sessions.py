@@ -11,12 +11,10 @@ import pytest
 from rounds_simulator import Simulation
 
 from atoll.errors import Fenced, PartsDiffer, QuorumLost
-from atoll.rounds.named_keys import NamedKeys
-from atoll.rounds.named_part import Part
-from atoll.rounds.named_protocol import NamedProtocol
-from atoll.rounds.named_session import Rendezvous
-from atoll.rounds.ops import Sleep, Steps
-from atoll.rounds.requests import Requests
+from atoll.rounds.io import Requests, Sleep, Steps
+from atoll.rounds.named.exchange import NamedProtocol, Part
+from atoll.rounds.named.keys import NamedKeys
+from atoll.rounds.named.session import Rendezvous
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
 

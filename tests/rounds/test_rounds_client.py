@@ -13,17 +13,14 @@ import numpy as np
 import pytest
 
 from atoll.errors import CorruptUpdate, Fenced, InvalidSpec, KeyExists, LeftBehind
-from atoll.rounds.client import RoundClient
-from atoll.rounds.drive import Driver
+from atoll.rounds.client import RoundClient, RoundProtocol
+from atoll.rounds.context import Tuning
+from atoll.rounds.io import Driver, Gather, Get, Put
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
-from atoll.rounds.ops import Gather, Get, Put
+from atoll.rounds.layout import Layout, Parts
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
-from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit, Contribution
-from atoll.rounds.vectors import Parts
 from atoll.stores.base import Store
 from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
@@ -286,7 +283,7 @@ INTERRUPTED = """
 import signal, sys, threading
 import numpy as np
 from {module} import LAYOUT, client
-from atoll.rounds.vectors import Parts
+from atoll.rounds.layout import Parts
 from atoll.stores.memory import MemoryStore
 
 def leave(*_):

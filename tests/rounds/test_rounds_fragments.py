@@ -11,7 +11,7 @@ from test_rounds_client import QUICK, RULE
 
 from atoll.errors import CorruptUpdate
 from atoll.rounds.client import RoundClient
-from atoll.rounds.codec_bf16 import from_bf16_bits, to_bf16_bits
+from atoll.rounds.codecs.bf16 import from_bf16_bits, to_bf16_bits
 from atoll.rounds.layout import Layout
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.rounds.quorum import Quorum

@@ -12,12 +12,12 @@ from rounds_simulator import Simulation
 from rounds_toy import FAST, Toy, commits, events, run_all, update_of
 
 from atoll.errors import LeftBehind, QuorumLost
+from atoll.rounds.client import RoundProtocol
+from atoll.rounds.io import Create, Op, Put
 from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Parts
 from atoll.rounds.metrics import waiting_for
-from atoll.rounds.ops import Create, Op, Put
-from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum, at_least, strict
-from atoll.rounds.vectors import Parts
 from atoll.rounds.verify import verify
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock

@@ -6,7 +6,7 @@ import pytest
 from rounds_simulator import Simulation
 from rounds_toy import Toy, fault_free
 
-from atoll.rounds.ops import Create, Get, List, Op, Open, Put, Read
+from atoll.rounds.io import Create, Get, List, Op, Open, Put, Read
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
 

@@ -11,13 +11,13 @@ from rounds_toy import Toy, commits, events, run_all
 
 from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost
 from atoll.rounds import quorum
+from atoll.rounds.catch_up import LoadedSnapshot
+from atoll.rounds.client import RoundProtocol
+from atoll.rounds.io import List
 from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Parts
 from atoll.rounds.metrics import Outlook, Waiting, waiting_for
-from atoll.rounds.ops import List
-from atoll.rounds.protocol import RoundProtocol
 from atoll.rounds.quorum import Quorum, adaptive, at_least, strict
-from atoll.rounds.snapshots import LoadedSnapshot
-from atoll.rounds.vectors import Parts
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from rounds_simulator import Simulation
 from rounds_toy import FAST, Toy, commits, run_all
 
+from atoll.rounds.io import Create
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.ops import Create
 from atoll.rounds.quorum import at_least
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore

@@ -14,15 +14,15 @@ from rounds_toy import FAST, Toy, commits, fault_free, run_all, update_of
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.chunks import MeanName
-from atoll.rounds.grid import Grid
+from atoll.rounds.client import RoundProtocol
+from atoll.rounds.contributions import Party
+from atoll.rounds.frames import digest, open_frame
+from atoll.rounds.io import Create, Get, Op
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Create, Get, Op
-from atoll.rounds.party import Party
-from atoll.rounds.protocol import RoundProtocol
+from atoll.rounds.layout import Parts
 from atoll.rounds.quorum import Quorum, at_least, strict
-from atoll.rounds.seal import digest, open_frame
-from atoll.rounds.vectors import Parts
+from atoll.rounds.records import Offer
+from atoll.rounds.tuning import Grid
 from atoll.stores.base import Buffer
 from atoll.stores.fast import Body, BufferBody
 from atoll.stores.memory import MemoryStore

@@ -8,10 +8,10 @@ from test_rounds_client import LAYOUT, train
 
 from atoll.errors import RoundError, RunNotFound
 from atoll.rounds.chunks import MeanName
-from atoll.rounds.grid import Grid
+from atoll.rounds.contributions import Party
 from atoll.rounds.keys import RoundKeys, RunKeys
-from atoll.rounds.party import Party
 from atoll.rounds.records import Commit
+from atoll.rounds.tuning import Grid
 from atoll.rounds.verify import verify
 from atoll.stores.memory import MemoryStore
 

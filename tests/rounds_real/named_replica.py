@@ -9,8 +9,8 @@ from typing import Any
 from fated_store import FatedStore
 
 from atoll.registry import open_store
-from atoll.rounds.named import NamedClient
-from atoll.rounds.named_part import Part
+from atoll.rounds.named.client import NamedClient
+from atoll.rounds.named.exchange import Part
 from atoll.stores.base import Store
 
 NAMES = ("weights", "Grads of layer 1")

@@ -14,15 +14,15 @@ from fated_store import FatedStore
 
 from atoll.errors import LeftBehind
 from atoll.registry import open_store
+from atoll.rounds.catch_up import LoadedSnapshot
 from atoll.rounds.client import RoundClient
-from atoll.rounds.codec import as_bytes
+from atoll.rounds.codecs.base import as_bytes
+from atoll.rounds.context import Tuning
+from atoll.rounds.io import Counters
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.requests import Counters
-from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.stores.base import Store
 
 SIZE, CHUNK = 2500, 1024

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import atoll
 from atoll.registry import open_store
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 from atoll.rounds.quorum import Quorum
 from atoll.testing.fakes import FaultyStore
 from atoll.training.data import ShardedLoader, TokenBlocks

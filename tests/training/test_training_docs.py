@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.rounds.codec import codec, codec_names
+from atoll.rounds.codecs.base import codec, codec_names
 from repository import DOCS, EXAMPLES
 
 PAGE = (DOCS / "training.md").read_text()

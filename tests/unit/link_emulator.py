@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Callable, Generator
 from typing import Any
 
-from atoll.rounds.drive import answer
-from atoll.rounds.ops import Create, Discard, Gather, Get, Op, Open, Put, Read, Request, Sleep
+from atoll.rounds.io import Create, Discard, Gather, Get, Op, Open, Put, Read, Request, Sleep, answer
 from atoll.stores.base import pieces
 from atoll.stores.memory import MemoryStore
 

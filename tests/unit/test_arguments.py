@@ -13,7 +13,7 @@ import torch
 
 import atoll
 from atoll.errors import InvalidSpec
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 
 CONTEXT = {"run_id": "r", "rank": 0, "world_size": 2, "store_uri": "memory://x"}
 

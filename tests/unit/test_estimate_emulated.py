@@ -11,12 +11,10 @@ import pytest
 from link_emulator import Emulator
 
 from atoll.estimate import Exchange, Setting, planned_exchange
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
-from atoll.rounds.ops import Sleep
-from atoll.rounds.protocol import RoundProtocol
-from atoll.rounds.requests import Counters
-from atoll.rounds.vectors import Parts
+from atoll.rounds.client import RoundProtocol
+from atoll.rounds.context import Tuning
+from atoll.rounds.io import Counters, Sleep
+from atoll.rounds.layout import Layout, Parts
 
 LATENCY_S, BYTES_S = 0.1, 0.5e6
 SIZE, CHUNK = 300 << 10, 10 << 10

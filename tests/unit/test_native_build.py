@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.rounds import native
+from atoll.kernels import native
 from repository import ROOT
 
-LIBRARY = "atoll/rounds/_native.so"
-LIBRARIES = {LIBRARY, "atoll/_passes_native.so"}
+LIBRARY = "atoll/kernels/_native.so"
+LIBRARIES = {LIBRARY, "atoll/kernels/_fused.so"}
 
 
 @pytest.fixture

@@ -23,17 +23,16 @@ import numpy as np
 import pytest
 import xxhash
 
-from atoll import _passes
-from atoll._compiled import NotBuilt, NotUsable, address_of
-from atoll._passes import BLOCK, FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, Hash, Mixture, Passes, Source
-from atoll.rounds.kernels import aligned
+from atoll.kernels import aligned, fused
+from atoll.kernels.fused import BLOCK, FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, Hash, Mixture, Passes, Source
+from atoll.kernels.native import NotBuilt, NotUsable, address_of
 from atoll.rounds.reduce import Coefficients, weighted_mean
 from atoll.stores.file import io
 
 
 @pytest.fixture(scope="session")
 def library(library_of: Callable[[Path], Path]) -> Path:
-    return library_of(_passes.SOURCE)
+    return library_of(fused.SOURCE)
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +40,7 @@ def passes(library: Path) -> Passes:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATOLL_PURE", raising=False)
         try:
-            return _passes.load(library)
+            return fused.load(library)
         except NotUsable as exc:
             pytest.skip(str(exc))
 
@@ -128,7 +127,7 @@ def test_a_sum_may_stay_where_it_is(passes: Passes, is_done: bool) -> None:
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 8])
 def test_steps_add_up_to_the_mean_of_reduce(passes: Passes, weights: list[float]) -> None:
-    from atoll.rounds.mixed import _steps
+    from atoll.rounds.one_pass import _steps
 
     parts = [normal(3000, seed) for seed in range(len(weights))]
     total = parts[0].copy()
@@ -239,7 +238,7 @@ def test_what_is_read_is_placed_and_hashed(passes: Passes, shelf: Shelf, size: i
 def test_what_is_read_is_mixed_to_the_mean_of_reduce(
     passes: Passes, shelf: Shelf, size: int, weights: list[float], first: int
 ) -> None:
-    from atoll.rounds.mixed import _steps
+    from atoll.rounds.one_pass import _steps
 
     parts = [normal(size, seed) for seed in range(len(weights))]
     hashes = [Hash(passes) for _ in parts]
@@ -388,29 +387,29 @@ def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Pass
 def test_a_library_that_computes_otherwise_is_not_used(
     build_hook: ModuleType, passes: Passes, tmp_path: Path, right: str, wrong: str, what: str
 ) -> None:
-    source, library = tmp_path / "_passes_native.c", tmp_path / "_passes_native.so"
-    text = _passes.SOURCE.read_text()
+    source, library = tmp_path / "_fused.c", tmp_path / "_fused.so"
+    text = fused.SOURCE.read_text()
     assert right in text
     source.write_text(text.replace(right, wrong))
     build_hook.compile_library(source, library)
     with pytest.raises(NotUsable, match=f": .*{what}") as caught:
-        _passes.load(library, source)
+        fused.load(library, source)
     assert not isinstance(caught.value, NotBuilt), "it was built, and computes something else"
 
 
 def test_it_can_be_switched_off_and_is_never_another_version(
     library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    newer = tmp_path / "_passes_native.c"
-    newer.write_bytes(_passes.SOURCE.read_bytes() + b"\n")
+    newer = tmp_path / "_fused.c"
+    newer.write_bytes(fused.SOURCE.read_bytes() + b"\n")
     with pytest.raises(NotBuilt, match=re.escape(library.name)):
-        _passes.load(library, newer)
+        fused.load(library, newer)
     monkeypatch.setenv("ATOLL_PURE", "1")
     with pytest.raises(NotUsable, match="ATOLL_PURE"):
-        _passes.load(library)
-    _passes.current.cache_clear()
+        fused.load(library)
+    fused.current.cache_clear()
     try:
-        assert _passes.current() is None
+        assert fused.current() is None
     finally:
         monkeypatch.undo()
-        _passes.current.cache_clear()
+        fused.current.cache_clear()

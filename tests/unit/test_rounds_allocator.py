@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.rounds import allocator
+from atoll.kernels import allocator
 from atoll.rounds.client import RoundClient
 from atoll.rounds.layout import Layout
 from atoll.rounds.tuning import Tuning

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.errors import CorruptUpdate
-from atoll.rounds.codec import codec
-from atoll.rounds.codec_blocks import BlockCodec
-from atoll.rounds.kernels import TILE
+from atoll.kernels import TILE
+from atoll.rounds.codecs.base import codec
+from atoll.rounds.codecs.blocks import BlockCodec
 
 pytestmark = pytest.mark.usefixtures("each_kernel")
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.errors import CorruptUpdate, UnknownName
-from atoll.rounds.codec import codec, codec_names
-from atoll.rounds.codec_bf16 import from_bf16_bits, to_bf16_bits
-from atoll.rounds.codec_sizes import encoded_bytes, recommended_mean
+from atoll.rounds.codecs import encoded_bytes, recommended_mean
+from atoll.rounds.codecs.base import codec, codec_names
+from atoll.rounds.codecs.bf16 import from_bf16_bits, to_bf16_bits
 
 pytestmark = pytest.mark.usefixtures("each_kernel")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.rounds.distance import AT_ONCE_S, CLOSE_S, NEAR_S, good_chunk, good_connections
+from atoll.rounds.tuning import AT_ONCE_S, CLOSE_S, NEAR_S, good_chunk, good_connections
 
 HERE, NEAR, CLOSE, FAR = AT_ONCE_S / 2, (AT_ONCE_S + NEAR_S) / 2, (NEAR_S + CLOSE_S) / 2, 0.1
 
@@ -21,9 +21,9 @@ def test_a_store_that_is_farther_gets_more_connections():
 
 
 def test_what_our_own_processors_do_is_not_done_by_more_threads_than_processors(monkeypatch):
-    monkeypatch.setattr("atoll.rounds.distance._cores", lambda: 3)
+    monkeypatch.setattr("atoll.rounds.tuning._cores", lambda: 3)
     assert good_connections(HERE, replicas=64) == 3
-    monkeypatch.setattr("atoll.rounds.distance._cores", lambda: 1)
+    monkeypatch.setattr("atoll.rounds.tuning._cores", lambda: 1)
     assert good_connections(HERE, replicas=64) == 2
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from atoll.errors import StoreUnavailable
 from atoll.rounds import events as events_module
-from atoll.rounds.drive import Driver, answer
 from atoll.rounds.events import EventLog
+from atoll.rounds.io import Driver, Requests, answer
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.requests import Requests
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll import _passes
 from atoll._time import SYSTEM_CLOCK
 from atoll.errors import CorruptUpdate, StoreUnavailable
-from atoll.rounds import fused
-from atoll.rounds.incoming import Incoming
+from atoll.kernels import fused
+from atoll.rounds import one_pass
+from atoll.rounds.frames import Incoming, checksum, seal_frame
 from atoll.rounds.reduce import Coefficients, weighted_mean
-from atoll.rounds.seal import checksum, seal_frame
 from atoll.stores.fast import BufferBody
 from atoll.stores.file.store import FileStore
 
@@ -30,8 +29,8 @@ def values_of(size: int, seed: int = 0) -> np.ndarray:
 def test_a_mean_in_one_pass_has_the_bits_and_checksums_of_the_plain_one(size: int, weights: tuple[float, ...]) -> None:
     parts = [values_of(size, seed) for seed in range(len(weights))]
     out = np.full(size, np.nan, np.float32)
-    readers = [fused.InMemory(part.data.cast("B")) for part in parts]
-    done = fused.average_and_check(readers, Coefficients.of(weights), out)
+    readers = [one_pass.InMemory(part.data.cast("B")) for part in parts]
+    done = one_pass.average_and_check(readers, Coefficients.of(weights), out)
     plain = weighted_mean(parts, weights)
     assert out.tobytes() == plain.tobytes()
     assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
@@ -45,16 +44,16 @@ def test_one_value_that_is_not_finite_is_seen(bad: float, at: int) -> None:
     values = values_of(100_000)
     values[at] = bad
     out = np.empty_like(values)
-    part = fused.InMemory(values.data.cast("B"))
-    assert not fused.average_and_check([part], Coefficients.of([1.0]), out).is_finite
-    assert not np.isfinite(fused.squares_and_check(values)[0])
+    part = one_pass.InMemory(values.data.cast("B"))
+    assert not one_pass.average_and_check([part], Coefficients.of([1.0]), out).is_finite
+    assert not np.isfinite(one_pass.squares_and_check(values)[0])
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e25])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_sum_of_squares_keeps_four_digits_at_any_scale(size: int, scale: float) -> None:
     values = values_of(size) * np.float32(scale)
-    square, check = fused.squares_and_check(values)
+    square, check = one_pass.squares_and_check(values)
     assert square == pytest.approx(float(np.square(values.astype(np.float64)).sum()), rel=1e-4)
     assert check == checksum(values.data.cast("B"))
 
@@ -62,7 +61,7 @@ def test_a_sum_of_squares_keeps_four_digits_at_any_scale(size: int, scale: float
 def test_a_part_whose_checksum_is_known_is_not_hashed_again() -> None:
     values = values_of(1000)
     out = np.empty_like(values)
-    done = fused.average_and_check([fused.InMemory(values.data.cast("B"), "told")], Coefficients.of([1.0]), out)
+    done = one_pass.average_and_check([one_pass.InMemory(values.data.cast("B"), "told")], Coefficients.of([1.0]), out)
     assert done.checks == ("told",)
 
 
@@ -72,8 +71,8 @@ def test_parts_that_are_still_arriving_are_averaged_to_the_same_bits(size: int) 
     frames = [b"".join(seal_frame({"kind": "update", "rank": r}, [p.data.cast("B")])) for r, p in enumerate(parts)]
     arriving = [Incoming(BufferBody(frame), SYSTEM_CLOCK, kind="update") for frame in frames]
     out = np.full(size, np.nan, np.float32)
-    readers = [arriving[0], fused.InMemory(parts[1].data.cast("B")), arriving[2]]
-    done = fused.average_and_check(readers, Coefficients.of([1.0, 1.0, 1.0]), out)
+    readers = [arriving[0], one_pass.InMemory(parts[1].data.cast("B")), arriving[2]]
+    done = one_pass.average_and_check(readers, Coefficients.of([1.0, 1.0, 1.0]), out)
     assert out.tobytes() == weighted_mean(parts, [1.0] * 3).tobytes()
     assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
     assert [one.header["rank"] for one in arriving] == [0, 1, 2]
@@ -88,11 +87,11 @@ def test_parts_in_files_are_averaged_and_placed_to_the_same_bits(tmp_path: Path,
         store.put(f"{rank}", seal_frame({"kind": "update"}, [part.data.cast("B")]))
     arriving = [Incoming(store.open(f"{rank}"), SYSTEM_CLOCK, kind="update") for rank in range(3)]
     out = np.full(size, np.nan, np.float32)
-    done = fused.average_and_check(arriving, Coefficients.of([1.0] * 3), out)
+    done = one_pass.average_and_check(arriving, Coefficients.of([1.0] * 3), out)
     assert out.tobytes() == weighted_mean(parts, [1.0] * 3).tobytes()
     assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
     again = Incoming(store.open("1"), SYSTEM_CLOCK, kind="update")
-    fused.place(again, out)
+    one_pass.place(again, out)
     assert out.tobytes() == parts[1].tobytes()
     assert again.check == again.header["xxh3"]
 
@@ -103,12 +102,12 @@ def test_a_payload_shorter_than_what_is_wanted_is_an_error(tmp_path: Path, recyc
     store, values = FileStore(tmp_path, recycle=recycle), values_of(1 << 16)
     store.put("a", seal_frame({"kind": "update"}, [values.data.cast("B")]))
     short = Incoming(store.open("a"), SYSTEM_CLOCK, kind="update")
-    if (passes := _passes.current()) is not None:
+    if (passes := fused.current()) is not None:
         short.hashed_by(passes)
         assert short.source(values.size) is not None
     assert short.source(values.size + 1) is None
     with pytest.raises(StoreUnavailable, match="ended early"):
-        fused.place(short, np.empty(values.size + 1, np.float32))
+        one_pass.place(short, np.empty(values.size + 1, np.float32))
 
 
 def test_a_file_that_was_cut_is_an_error_as_it_is_read(tmp_path: Path) -> None:
@@ -118,7 +117,7 @@ def test_a_file_that_was_cut_is_an_error_as_it_is_read(tmp_path: Path) -> None:
     arriving = [Incoming(store.open("a"), SYSTEM_CLOCK, kind="update") for _ in range(2)]
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(StoreUnavailable, match="ended early"):
-        fused.average_and_check(arriving, Coefficients.of([1.0] * 2), np.empty_like(values))
+        one_pass.average_and_check(arriving, Coefficients.of([1.0] * 2), np.empty_like(values))
 
 
 def test_what_arrives_for_a_codec_is_read_whole_and_hashed() -> None:

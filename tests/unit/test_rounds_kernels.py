@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.rounds import kernels
-from atoll.rounds.codec import codec, codec_names
-from atoll.rounds.kernels import NUMPY, Kernels
+from atoll import kernels
+from atoll.kernels import NUMPY, Kernels
+from atoll.rounds.codecs.base import codec, codec_names
 from atoll.rounds.outer import OuterRule, outer_step
 from atoll.training.kernels import TorchKernels, install
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import CorruptUpdate, InvalidSpec
-from atoll.rounds.grid import Grid, default_chunk
-from atoll.rounds.layout import Layout, numpy_dtype
-from atoll.rounds.vectors import Parts
+from atoll.rounds.layout import Layout, Parts, numpy_dtype
+from atoll.rounds.tuning import Grid, default_chunk
 
 LAYOUT = Layout.of([("w", [3, 4], "float32"), ("b", [], "bfloat16"), ("e", [0, 2], "float16")])
 

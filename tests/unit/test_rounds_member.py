@@ -7,10 +7,9 @@ import random
 import pytest
 
 from atoll.errors import StoreUnavailable
-from atoll.rounds.member import AWAY_AFTER, Memory
-from atoll.rounds.ops import Sleep, Steps
+from atoll.rounds.context import AWAY_AFTER, Memory
+from atoll.rounds.io import Requests, Sleep, Steps
 from atoll.rounds.records import Commit, Contribution, Rejection
-from atoll.rounds.requests import Requests
 from atoll.testing.fakes import FakeClock
 
 

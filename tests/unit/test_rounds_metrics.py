@@ -8,7 +8,7 @@ import pytest
 
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.metrics import Outlook, Waiting, round_events, round_records, waiting_for
-from atoll.rounds.round_record import PhaseTime, RoundRecord
+from atoll.rounds.timeline import PhaseTime, RoundRecord
 from atoll.stores.memory import MemoryStore
 from atoll.trace import chrome_trace
 

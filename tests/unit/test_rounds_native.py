@@ -12,12 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll._compiled import NotUsable
-from atoll.rounds import native
-from atoll.rounds.codec import codec
-from atoll.rounds.codec_blocks import BlockCodec, PlainBlocks, agrees_with_numpy
-from atoll.rounds.kernels import NUMPY, quiet
-from atoll.rounds.native import NativeKernels
+from atoll.kernels import NUMPY, native, quiet
+from atoll.kernels.native import NativeKernels, NotUsable
+from atoll.rounds.codecs.base import codec
+from atoll.rounds.codecs.blocks import BlockCodec, PlainBlocks, agrees_with_numpy
 
 BLOCKS = ["int8", "int4"]
 FACTORS = [None, np.float32(0.3), np.float32(-2.5e-7)]
@@ -171,7 +169,7 @@ def test_what_is_not_finite_is_seen_in_every_place(compiled: NativeKernels, name
 @pytest.mark.parametrize("name", ["bf16", *BLOCKS])
 @pytest.mark.parametrize("shift", [1, 2, 3, 7])
 def test_memory_may_begin_anywhere_and_be_read_only(compiled: NativeKernels, name: str, shift: int) -> None:
-    from atoll.rounds import kernels
+    from atoll import kernels
 
     how, size = codec(name), 5003
     aligned = numbers(shift, size, "normal")
@@ -267,11 +265,11 @@ def test_it_can_be_switched_off(native_library: Path, monkeypatch: pytest.Monkey
 
 LAZY = """
 import ctypes, sys
-import atoll, atoll.cli.main, atoll.rounds.kernels, atoll.rounds.codec, atoll.rounds.codec_int8
-assert "atoll.rounds.native" not in sys.modules
-atoll.rounds.codec.codec("int8").encode(__import__("numpy").ones(5, "float32"))
-assert "atoll.rounds.native" in sys.modules
-print(atoll.rounds.kernels.current().name)
+import atoll, atoll.cli.main, atoll.kernels, atoll.rounds.codecs.base, atoll.rounds.codecs.int8
+assert "atoll.kernels.native" not in sys.modules
+atoll.rounds.codecs.base.codec("int8").encode(__import__("numpy").ones(5, "float32"))
+assert "atoll.kernels.native" in sys.modules
+print(atoll.kernels.current().name)
 """
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import InvalidSpec
-from atoll.rounds.kernels import NUMPY
+from atoll.kernels import NUMPY
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 
 single = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll import _passes
 from atoll.errors import StoreUnavailable
+from atoll.kernels import fused
 from atoll.rounds.client import RoundClient
-from atoll.rounds.layout import Layout
-from atoll.rounds.outgoing import NotFinite, Outgoing
-from atoll.rounds.seal import Frame, checksum, open_frame
-from atoll.rounds.vectors import Parts
+from atoll.rounds.frames import Frame, checksum, open_frame
+from atoll.rounds.layout import Layout, Parts
+from atoll.rounds.publish import NotFinite, Outgoing
 from atoll.stores.base import Buffer, Store
 from atoll.stores.fast import size_of
 from atoll.stores.file.paths import TEMP_FOLDER
@@ -47,8 +46,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 @pytest.fixture(params=["compiled", "pure"], autouse=True)
 def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "pure":
-        monkeypatch.setattr(_passes, "current", lambda: None)
-    elif _passes.current() is None:
+        monkeypatch.setattr(fused, "current", lambda: None)
+    elif fused.current() is None:
         pytest.skip("nothing is compiled here")
 
 

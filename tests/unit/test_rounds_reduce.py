@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import CorruptUpdate
-from atoll.rounds.codec import codec, codec_names
+from atoll.rounds.codecs.base import codec, codec_names
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite, weighted_mean
 
 pytestmark = pytest.mark.usefixtures("each_kernel")

@@ -8,11 +8,10 @@ import pytest
 
 from atoll.errors import CorruptUpdate, InternalError
 from atoll.rounds.chunks import MeanName, open_chunk, seal_chunk, update_header
-from atoll.rounds.grid import Grid
+from atoll.rounds.frames import ALIGNMENT, MAX_HEADER_BYTES, checksum, open_frame, open_record, seal_frame, seal_record
 from atoll.rounds.layout import Layout
-from atoll.rounds.offers import Offer
-from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Rejection, Snapshot
-from atoll.rounds.seal import ALIGNMENT, MAX_HEADER_BYTES, checksum, open_frame, open_record, seal_frame, seal_record
+from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Offer, Rejection, Snapshot
+from atoll.rounds.tuning import Grid
 
 LAYOUT = Layout.of([("w", [2000], "float32")])
 GRID = Grid(2000, 1024)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.rounds.spans import Track, length, limited, uncovered, union
+from atoll.rounds.timeline import Track, length, limited, uncovered, union
 
 ticks = st.integers(0, 60)
 spans = st.lists(st.tuples(ticks, ticks).map(lambda pair: (float(min(pair)), float(max(pair)))), max_size=12)

@@ -9,10 +9,9 @@ import threading
 import pytest
 
 from atoll.rounds import timeline as timeline_module
-from atoll.rounds.drive import Driver
+from atoll.rounds.io import Driver, Requests
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.requests import Requests
-from atoll.rounds.round_record import PhaseTime, RoundRecord
+from atoll.rounds.timeline import PhaseTime, RoundRecord
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 

@@ -311,9 +311,8 @@ def test_what_compiled_code_reads_is_right_and_the_connection_is_used_again(serv
     import numpy as np
 
     from atoll._time import SYSTEM_CLOCK
-    from atoll.rounds import fused
-    from atoll.rounds.incoming import Incoming
-    from atoll.rounds.seal import seal_frame
+    from atoll.rounds import one_pass
+    from atoll.rounds.frames import Incoming, seal_frame
 
     store = CloudStore.from_uri(service.uri(service.new_place()))
     values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
@@ -321,7 +320,7 @@ def test_what_compiled_code_reads_is_right_and_the_connection_is_used_again(serv
     seen = [_sockets()]
     for _ in range(3):
         incoming, out = Incoming(store.open("a"), SYSTEM_CLOCK, kind="mean"), np.empty_like(values)
-        fused.place(incoming, out)
+        one_pass.place(incoming, out)
         incoming.close()
         assert incoming.check == incoming.header["xxh3"]
         assert np.array_equal(out, values)

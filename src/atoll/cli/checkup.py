@@ -92,12 +92,11 @@ def _codecs() -> Check:
     """Who computes what codecs need. Whoever it is, it works; the question is how fast."""
     if find_spec("numpy") is None or find_spec("xxhash") is None:
         return Check("codecs", True, "numpy and xxhash are not installed; only training and its tools need them")
-    from atoll import _passes
-    from atoll._compiled import NotUsable
-    from atoll.rounds import native
-    from atoll.rounds.codec import codec
-    from atoll.rounds.codec_blocks import BlockCodec, agrees_with_numpy
-    from atoll.rounds.codec_sizes import CODECS
+    from atoll.kernels import fused, native
+    from atoll.kernels.native import NotUsable
+    from atoll.rounds.codecs import CODECS
+    from atoll.rounds.codecs.base import codec
+    from atoll.rounds.codecs.blocks import BlockCodec, agrees_with_numpy
 
     try:
         compiled = native.load()
@@ -111,7 +110,7 @@ def _codecs() -> Check:
             "codecs", True, f"compiled, but numpy computes {', '.join(wrong)}: the compiled code gives other bits"
         )
     try:
-        _passes.load()
+        fused.load()
     except NotUsable as exc:
         cost = "sums and checksums are not, so slower: numpy does the work, to the same bits"
         return Check("codecs", True, f"compiled; {cost}; {exc}", _how_to_compile(exc))
@@ -120,8 +119,8 @@ def _codecs() -> Check:
 
 def _how_to_compile(reason: Exception) -> str:
     """What to install; nothing if that would not change it."""
-    from atoll._compiled import NotBuilt
     from atoll.installing import reinstall_command
+    from atoll.kernels.native import NotBuilt
 
     if not isinstance(reason, NotBuilt):
         return ""

@@ -8,7 +8,7 @@ from typing import Any
 from atoll import durations, sizes
 from atoll.cli.metrics import percent
 from atoll.cli.text import Cell, Column, Table
-from atoll.rounds.round_record import PHASES, RoundRecord
+from atoll.rounds.timeline import PHASES, RoundRecord
 
 LETTERS = {"compute": "c", "encode": "e", "put": "p", "wait": "w", "get": "g", "reduce": "r", "apply": "a"}
 LEGEND = "shape: " + ", ".join(f"{letter} {name}" for name, letter in LETTERS.items()) + ", - nothing of these"

@@ -25,7 +25,7 @@ from atoll.cli.render import most_telling, top_table
 from atoll.cli.trend import Trend
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
-from atoll.rounds.round_record import RoundRecord
+from atoll.rounds.timeline import RoundRecord
 from atoll.run import Run, could_restart
 from atoll.status import RunStatus
 

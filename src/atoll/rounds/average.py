@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind, StoreUnavailable
-from atoll.rounds import fused
-from atoll.rounds.averaging import Averaging, Foreseen
+from atoll.rounds import one_pass
 from atoll.rounds.chunks import Encoded
-from atoll.rounds.codec import F32, codec
-from atoll.rounds.incoming import Incoming
-from atoll.rounds.member import Member
-from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Discard, Gather, Steps
-from atoll.rounds.parts import (
+from atoll.rounds.codecs.base import F32, codec
+from atoll.rounds.context import Member
+from atoll.rounds.contributions import (
+    Averaging,
+    Foreseen,
+    Seat,
     contribution_of,
     end_word,
     fetch_offers,
@@ -32,10 +31,11 @@ from atoll.rounds.parts import (
     read_part,
     release,
 )
-from atoll.rounds.party import Seat
+from atoll.rounds.frames import Incoming, checksum
+from atoll.rounds.io import Discard, Gather, Steps
 from atoll.rounds.publish import mend_offer
+from atoll.rounds.records import Offer
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
-from atoll.rounds.seal import checksum
 from atoll.stores.base import Buffer
 
 
@@ -222,7 +222,7 @@ def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
     start, stop = work.grid.span(chunk)
     room = work.room(start, stop)
     if how.payload_is_values and room is not None and not _is_only_copy(work, chunk):
-        fused.place(incoming, room)
+        one_pass.place(incoming, room)
         return incoming.check == check
     payload = incoming.whole()
     if incoming.check != check:

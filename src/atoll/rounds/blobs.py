@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.errors import CorruptUpdate
+from atoll.rounds.frames import checksum, digest
+from atoll.rounds.io import Gather, Requests, Steps
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.records import Blob
-from atoll.rounds.requests import Requests
-from atoll.rounds.seal import checksum, digest
 from atoll.stores.base import Buffer, pieces
 
 PIECE_BYTES = 16 << 20

@@ -7,9 +7,8 @@ from typing import Any
 
 from atoll._time import Clock
 from atoll.errors import StoreError
+from atoll.rounds.io import Requests, Steps
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.ops import Steps
-from atoll.rounds.requests import Requests
 
 SEGMENT_BYTES = 64 << 10
 KEPT_SEGMENTS = 4

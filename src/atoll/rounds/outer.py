@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from atoll import kernels
 from atoll.arguments import Kind, check_fields, is_number, one_of
-from atoll.rounds import kernels
-from atoll.rounds.codec import F32, as_bytes
-from atoll.rounds.seal import digest
+from atoll.rounds.codecs.base import F32, as_bytes
+from atoll.rounds.frames import digest
 
 _TILE = 1 << 17  # elements worked on at once: what one operation leaves in the cache is there for the next
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.errors import CorruptUpdate, KeyNotFound
-from atoll.rounds.begin import read_agreement
-from atoll.rounds.claims import standings
+from atoll.rounds.catch_up import snapshot_rounds
+from atoll.rounds.context import Member
+from atoll.rounds.io import Gather, Steps
+from atoll.rounds.join import read_agreement, standings
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.member import Member
-from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.records import Ack, Snapshot
-from atoll.rounds.snapshots import snapshot_rounds
 
 KEPT_SNAPSHOTS = 2
 """One to load, and one for whoever began to load before it was there."""

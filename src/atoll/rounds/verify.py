@@ -17,17 +17,16 @@ from atoll.errors import CorruptUpdate, KeyNotFound, RoundError, RunNotFound
 from atoll.keys import RunKeys
 from atoll.rounds.blobs import sections
 from atoll.rounds.chunks import MeanName, inline_chunk, open_chunk, update_header
-from atoll.rounds.codec import F32, codec
-from atoll.rounds.codec_bf16 import from_bf16_bits
-from atoll.rounds.grid import Grid
+from atoll.rounds.codecs.base import F32, codec
+from atoll.rounds.codecs.bf16 import from_bf16_bits
+from atoll.rounds.contributions import Party
+from atoll.rounds.frames import checksum
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout, numpy_dtype
-from atoll.rounds.offers import Offer
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
-from atoll.rounds.party import Party
-from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Snapshot
+from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Offer, Snapshot
 from atoll.rounds.reduce import weighted_mean
-from atoll.rounds.seal import checksum
+from atoll.rounds.tuning import Grid
 from atoll.stores.base import Buffer, Store
 from atoll.stores.fast import recycles
 

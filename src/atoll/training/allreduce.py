@@ -24,10 +24,10 @@ from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import InvalidSpec
 from atoll.errors import PartsDiffer as PartsDiffer
 from atoll.registry import open_store
-from atoll.rounds.named import NamedClient
-from atoll.rounds.named_keys import check_name
-from atoll.rounds.named_part import Part
-from atoll.rounds.requests import Counters
+from atoll.rounds.io import Counters
+from atoll.rounds.named.client import NamedClient
+from atoll.rounds.named.exchange import Part
+from atoll.rounds.named.keys import check_name
 from atoll.stores.base import Store
 from atoll.training.allreduce_outer import OuterLoop as OuterLoop
 from atoll.training.allreduce_outer import make_diloco_outer_loop as make_diloco_outer_loop

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError, CorruptUpdate
-from atoll.rounds.seal import digest
+from atoll.rounds.frames import digest
 from atoll.training.buffers import BufferPolicy, averaged_buffers, check_policy
 from atoll.training.params import tensor_bytes
 

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from atoll import arguments
 from atoll.arguments import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole, one_of
 from atoll.context import ReplicaContext
-from atoll.rounds.grid import CHUNK_MULTIPLE
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum
+from atoll.rounds.tuning import CHUNK_MULTIPLE
 from atoll.training.feed import Stateful
 
 

@@ -13,9 +13,8 @@ from typing import Any
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import CorruptUpdate, KeyNotFound
 from atoll.keys import RunKeys
-from atoll.rounds.drive import Driver
-from atoll.rounds.requests import Counters, Requests
-from atoll.rounds.seal import open_frame, seal_frame
+from atoll.rounds.frames import open_frame, seal_frame
+from atoll.rounds.io import Counters, Driver, Requests
 from atoll.stores.base import Store
 from atoll.training import tree
 

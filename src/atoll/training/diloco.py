@@ -25,11 +25,11 @@ from torch.optim import Optimizer
 from atoll.context import ReplicaContext, current
 from atoll.errors import ConfigError
 from atoll.rounds.client import RoundClient
+from atoll.rounds.context import Tuning
 from atoll.rounds.exchange import RoundOutcome
-from atoll.rounds.member import Tuning
+from atoll.rounds.io import Counters
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum, at_least
-from atoll.rounds.requests import Counters
 from atoll.training import buffers as buffer_policy
 from atoll.training import feedback, rng
 from atoll.training.arguments import check_arguments

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from atoll.errors import ConfigError
-from atoll.rounds.codec import F32, codec
+from atoll.rounds.codecs.base import F32, codec
 
 _TILE = 1 << 16  # a multiple of what codecs work on as one block, so that tiles give the bits chunks do
 

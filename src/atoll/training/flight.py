@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from atoll._time import SYSTEM_CLOCK
-from atoll.rounds.codec import F32
-from atoll.rounds.vectors import Parts
+from atoll.rounds.codecs.base import F32
+from atoll.rounds.layout import Parts
 
 T = TypeVar("T")
 

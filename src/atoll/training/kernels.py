@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.rounds import kernels
-from atoll.rounds.kernels import F32, U16
+from atoll import kernels
+from atoll.kernels import F32, U16
 
 _PIECE = 31 << 10  # torch shares out work from 32 Ki elements on
 

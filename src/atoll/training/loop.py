@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from atoll.rounds.catch_up import LoadedSnapshot
 from atoll.rounds.client import Exchanged, RoundClient
-from atoll.rounds.codec import F32
+from atoll.rounds.codecs.base import F32
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.records import LeftBehind
-from atoll.rounds.snapshots import LoadedSnapshot
 from atoll.stores.base import Buffer
 from atoll.training.background import Background, awaited
 from atoll.training.feedback import ErrorFeedback

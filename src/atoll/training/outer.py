@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import CorruptUpdate
-from atoll.rounds.codec import F32, as_bytes, codec
-from atoll.rounds.codec_sizes import DEFAULT_CODEC, EXACT_CODEC
+from atoll.rounds.codecs import DEFAULT_CODEC, EXACT_CODEC
+from atoll.rounds.codecs.base import F32, as_bytes, codec
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.stores.base import Buffer
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.errors import ConfigError, CorruptUpdate
-from atoll.rounds.codec import F32
+from atoll.rounds.codecs.base import F32
+from atoll.rounds.frames import digest
 from atoll.rounds.layout import ITEM_BYTES, Layout
-from atoll.rounds.seal import digest
 from atoll.stores.base import Buffer
 from atoll.training.buffers import BufferPolicy, averaged_buffers
 from atoll.training.fragments import balanced

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from atoll.errors import ConfigError
-from atoll.rounds.codec import as_bytes
+from atoll.rounds.codecs.base import as_bytes
 from atoll.training.checkpoint import Checkpoint
 from atoll.training.loop import OuterLoop
 

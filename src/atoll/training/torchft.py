@@ -31,11 +31,11 @@ from torch.distributed import ReduceOp
 from atoll.context import ReplicaContext
 from atoll.errors import AtollError, ConfigError, Fenced, RoundError
 from atoll.rounds.client import RoundClient
-from atoll.rounds.codec_sizes import EXACT_CODEC
+from atoll.rounds.codecs import EXACT_CODEC
+from atoll.rounds.context import Tuning
+from atoll.rounds.io import Counters
 from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
 from atoll.rounds.quorum import Quorum
-from atoll.rounds.requests import Counters
 from atoll.stores.base import Store
 from atoll.training.torchft_meter import RoundMeter
 from atoll.training.torchft_place import Place

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.errors import AtollError, ConfigError
+from atoll.rounds.catch_up import LoadedSnapshot
 from atoll.rounds.client import Exchanged, RoundClient
-from atoll.rounds.codec import F32
+from atoll.rounds.codecs.base import F32
 from atoll.rounds.exchange import RoundOutcome
-from atoll.rounds.layout import Layout
+from atoll.rounds.layout import Layout, Parts
 from atoll.rounds.records import LeftBehind
-from atoll.rounds.snapshots import LoadedSnapshot
-from atoll.rounds.vectors import Parts
 from atoll.stores.base import Buffer
 from atoll.training.background import Background
 from atoll.training.torchft_state import AgreedState

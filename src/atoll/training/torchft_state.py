@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError
 from atoll.installing import install_command
-from atoll.rounds.codec import F32
+from atoll.rounds.codecs.base import F32
 from atoll.rounds.layout import ITEM_BYTES, Layout
 from atoll.stores.base import Buffer
 from atoll.training.params import dtype_name, tensor_bytes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError, CorruptUpdate
-from atoll.rounds.seal import ALIGNMENT, parse_json
+from atoll.rounds.frames import ALIGNMENT, parse_json
 from atoll.stores.base import Buffer
 from atoll.training.params import dtype_name, tensor_bytes
 

@@ -11,7 +11,7 @@ from atoll import sizes
 from atoll.cli.app import command
 from atoll.cli.options import duration
 from atoll.cli.output import Output
-from atoll.rounds.codec_sizes import DEFAULT_CODEC
+from atoll.rounds.codecs import DEFAULT_CODEC
 
 
 def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:

@@ -13,7 +13,7 @@ from atoll.cli.phases import phases_table, round_json
 from atoll.cli.render import counts_text, status_json
 from atoll.cli.runs import find_run
 from atoll.cli.text import table_text
-from atoll.rounds.round_record import RoundRecord
+from atoll.rounds.timeline import RoundRecord
 
 
 @command("Look", short_help="Watch a run on the whole screen; q leaves.")

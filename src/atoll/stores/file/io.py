@@ -173,9 +173,9 @@ def _fill(address: int, data: Given, start: int, stop: int) -> None:
 def _copy(address: int, parts: Iterator[memoryview]) -> None:
     import numpy as np  # here: most who open a folder need neither them nor us
 
-    from atoll import _passes
+    from atoll.kernels import fused
 
-    passes = _passes.current()
+    passes = fused.current()
     for part in parts:
         data = np.frombuffer(part, np.uint8)
         room = np.frombuffer(memoryview((ctypes.c_ubyte * len(part)).from_address(address)), np.uint8)
