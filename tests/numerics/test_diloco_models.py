@@ -18,7 +18,7 @@ from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Agreement
 from atoll.rounds.verify import verify
-from atoll.training.params import ModelVector
+from atoll.training.model import ModelVector
 
 
 def seeded(model: nn.Module, seed: int) -> nn.Module:

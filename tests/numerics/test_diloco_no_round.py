@@ -12,7 +12,7 @@ from diloco_toys import QUICK, batches, contexts, loss_of, perceptron, train
 
 import atoll
 from atoll.errors import ConfigError, InvalidSpec
-from atoll.training.pace import Pace
+from atoll.training.inner import Pace
 
 
 def alone(inner_steps: int, steps: int, *, is_held: bool = True) -> None:

@@ -17,7 +17,7 @@ from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Agreement
 from atoll.rounds.verify import verify
-from atoll.training.fragments import balanced
+from atoll.training.model import balanced
 
 STEPS = 60
 
@@ -138,7 +138,7 @@ def test_the_live_weights_are_those_of_torchft(delay, alpha):
     """torchft begins an exchange `delay` steps before the boundary we begin it at; it is let in that much later."""
     from torchft import local_sgd
 
-    from atoll.training.torchft import Manager
+    from atoll.training.torchft.manager import Manager
 
     [ctx] = contexts(1)
     [(history, _, _)] = streamed([ctx], rounds=8, inner_steps=6, fragments=2, delay=delay, alpha=alpha)

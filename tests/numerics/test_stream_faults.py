@@ -74,8 +74,8 @@ def test_a_checkpoint_without_one_of_its_parts_would_show(left_out, monkeypatch)
     with pytest.raises(Killed):
         random_training(ctx, stop_after=14, **options)
     name = {
-        "pace": "atoll.training.pace.Pace.load_state_dict",
-        "live": "atoll.training.params.ModelVector.load_live",
+        "pace": "atoll.training.inner.Pace.load_state_dict",
+        "live": "atoll.training.model.ModelVector.load_live",
         "feedback": "atoll.training.feedback.ErrorFeedback.load_state_dict",
     }[left_out]
     monkeypatch.setattr(name, lambda self, state: None)

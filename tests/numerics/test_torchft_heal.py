@@ -15,7 +15,7 @@ from atoll.rounds.quorum import at_least
 from atoll.stores.base import Store
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
-from atoll.training.torchft import Manager
+from atoll.training.torchft.manager import Manager
 
 EVERY, ROUNDS = 4, 8
 

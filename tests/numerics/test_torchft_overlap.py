@@ -31,8 +31,7 @@ from atoll.rounds.codecs.base import codec, codec_names
 from atoll.stores.base import Store
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
-from atoll.training.torchft import Manager
-from atoll.training.torchft_meter import RoundMeter
+from atoll.training.torchft.manager import Manager, RoundMeter
 
 EVERY, DELAY, STEPS = 3, 1, 30
 """One fragment every three steps, applied one step after it was sent; as in `run_diloco` with two fragments."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atoll.rounds.context import Tuning
 from atoll.stores.memory import MemoryStore
-from atoll.training.torchft import Manager
+from atoll.training.torchft.manager import Manager
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from atoll.errors import ConfigError
-from atoll.training import rng
+from atoll.training import checkpoint
 from atoll.training.data import ShardedLoader, TokenBlocks, shard
-from atoll.training.feed import Feed, elements
+from atoll.training.inner import Feed, elements
 
 NUMBERS = list(range(103))
 
@@ -89,10 +89,10 @@ def test_a_shuffling_dataloader_goes_on_in_the_same_order():
     torch.manual_seed(5)
     feed = Feed(fresh())
     begun = list(itertools.islice(feed, 10))  # in the second epoch
-    saved, state = feed.state_dict(), rng.capture()
+    saved, state = feed.state_dict(), checkpoint.capture()
     torch.manual_seed(99)
     resumed = Feed(fresh(), saved)
-    rng.restore(state)
+    checkpoint.restore(state)
     assert begun + list(itertools.islice(resumed, 7)) == whole
 
 

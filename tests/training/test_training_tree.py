@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, CorruptUpdate
-from atoll.training import tree
+from atoll.training import checkpoint
 
 
 def packed(value) -> bytes:
-    return b"".join(bytes(part) for part in tree.pack(value))
+    return b"".join(bytes(part) for part in checkpoint.pack(value))
 
 
 def same(a, b) -> bool:
@@ -23,7 +23,11 @@ def same(a, b) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bytes(tree.tensor_bytes(a)) == bytes(tree.tensor_bytes(b))
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and bytes(checkpoint.tensor_bytes(a)) == bytes(checkpoint.tensor_bytes(b))
+        )
     if isinstance(a, np.ndarray | np.generic):
         return a.dtype == b.dtype and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
@@ -45,7 +49,7 @@ nested = st.recursive(
 
 @given(nested)
 def test_plain_values_come_back_as_they_went_in(value):
-    assert same(tree.unpack(packed(value)), value)
+    assert same(checkpoint.unpack(packed(value)), value)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_tensors_of_every_type_and_shape_come_back(dtype, shape):
     count = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
     raw = torch.randint(0, 2, (count,), dtype=torch.uint8)
     tensor = raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
-    assert same(tree.unpack(packed({"t": [tensor]})), {"t": [tensor]})
+    assert same(checkpoint.unpack(packed({"t": [tensor]})), {"t": [tensor]})
 
 
 def test_odd_values_come_back():
@@ -69,7 +73,7 @@ def test_odd_values_come_back():
         "scalar": np.float64(0.1), "strided": torch.arange(12).reshape(3, 4).t(), "dtype": torch.bfloat16,
         "device": torch.device("cpu"), "grad": torch.ones(2, requires_grad=True), "big": 1 << 200,
     }  # fmt: skip
-    back = tree.unpack(packed(value))
+    back = checkpoint.unpack(packed(value))
     assert list(back) == list(value)
     assert math.isnan(back.pop("nan"))
     assert all(same(back[key], value[key]) for key in back)
@@ -81,7 +85,7 @@ def test_an_optimizer_comes_back():
     optimizer = torch.optim.AdamW([weight], lr=0.1, amsgrad=True)
     weight.grad = torch.tensor([1.0, -2.0, 0.5])
     optimizer.step()
-    assert same(tree.unpack(packed(optimizer.state_dict())), optimizer.state_dict())
+    assert same(checkpoint.unpack(packed(optimizer.state_dict())), optimizer.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_an_optimizer_comes_back():
 )
 def test_what_cannot_be_held_is_refused_by_name(value, named):
     with pytest.raises(ConfigError, match=named):
-        tree.pack(value)
+        checkpoint.pack(value)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,6 @@ def test_what_cannot_be_held_is_refused_by_name(value, named):
 )
 def test_damaged_bytes_are_called_damaged(spoil):
     data = packed({"t": torch.ones(40), "u": [1, 2]})
-    assert same(tree.unpack(data)["u"], [1, 2])
+    assert same(checkpoint.unpack(data)["u"], [1, 2])
     with pytest.raises(CorruptUpdate):
-        tree.unpack(spoil(data))
+        checkpoint.unpack(spoil(data))

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError, CorruptUpdate
 from atoll.rounds.frames import digest
-from atoll.training.buffers import BufferPolicy, averaged_buffers, check_policy
-from atoll.training.params import tensor_bytes
+from atoll.training.model import BufferPolicy, averaged_buffers, check_policy, tensor_bytes
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store

@@ -10,46 +10,197 @@ boundary, never inside the optimizer: a hook only counts its steps, so gradient 
 
 After a round the live weights are the same bits on every replica. A replica that restarts takes up its checkpoint; in
 a strict run it trains again what it had not saved and ends with the very bits of a run without the interruption.
+
+The rules for the arguments of `atoll.DiLoCo`, which are checked before any of them is used.
+
+What all replicas of a run must have in common, and which numbers make sense at all.
+
+What a replica says about itself while it trains, for the live views: metrics, bytes, waiting, what was rejected.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
-from atoll.context import ReplicaContext, current
-from atoll.errors import ConfigError
+from atoll import arguments
+from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.arguments import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole, one_of
+from atoll.context import ReplicaContext, current, numbers
+from atoll.errors import ConfigError, InvalidSpec
 from atoll.rounds.client import RoundClient
 from atoll.rounds.context import Tuning
 from atoll.rounds.exchange import RoundOutcome
 from atoll.rounds.io import Counters
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.quorum import Quorum, at_least
-from atoll.training import buffers as buffer_policy
-from atoll.training import feedback, rng
-from atoll.training.arguments import check_arguments
-from atoll.training.buffers import BufferPolicy
-from atoll.training.checkpoint import Checkpoint, Checkpoints
-from atoll.training.feed import Feed, Stateful, elements
-from atoll.training.flight import StoppableClock
-from atoll.training.inner import InnerOptimizers
-from atoll.training.loop import OuterLoop
-from atoll.training.outer import Average, Nesterov, agreed_rule, default_codec
-from atoll.training.pace import Pace
-from atoll.training.params import ModelVector, refuse_strangers
-from atoll.training.progress import Progress
-from atoll.training.saved import load_outer, outer_state
-from atoll.training.settings import agreed_settings, check_held, check_trained, warn_of_no_round
-from atoll.training.stream import Stream
+from atoll.rounds.tuning import CHUNK_MULTIPLE
+from atoll.training import checkpoint, feedback
+from atoll.training import model as buffer_policy
+from atoll.training.checkpoint import Checkpoint, Checkpoints, load_outer, outer_state
+from atoll.training.inner import Feed, InnerOptimizers, Pace, Stateful, elements
+from atoll.training.loop import OuterLoop, StoppableClock
+from atoll.training.model import BufferPolicy, ModelVector, refuse_strangers
+from atoll.training.outer import Average, Nesterov, Stream, agreed_rule, default_codec
+
+
+def check_arguments(called: str, given: Mapping[str, Any]) -> SimpleNamespace:
+    """The arguments of a method of `DiLoCo`, checked and with plain numbers; `given` is its `locals()`."""
+    is_swapped = isinstance(given.get("model"), Optimizer) and isinstance(given.get("inner_optimizer"), nn.Module)
+    hint = f"the model comes first: `{called}(model, inner_optimizer, …)`" if is_swapped else None
+    return SimpleNamespace(**arguments.check_arguments(called, given, _KINDS, hint))
+
+
+def _is_quorum(value: object) -> bool:
+    return is_whole(value) or isinstance(value, Quorum)
+
+
+def _is_chunk(value: Any) -> bool:
+    return is_count(value) and bool(value % CHUNK_MULTIPLE == 0)
+
+
+def _are_batches(value: object) -> bool:
+    return isinstance(value, Iterable) or hasattr(value, "__getitem__")
+
+
+def _are_optimizers(value: object) -> bool:
+    if isinstance(value, Sequence):
+        return bool(value) and all(isinstance(one, Optimizer) for one in value)
+    return isinstance(value, Optimizer) or (isinstance(value, Iterable) and not isinstance(value, nn.Module | Mapping))
+
+
+def _are_stateful(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(one, Stateful) for name, one in value.items()
+    )
+
+
+_CODEC = Kind("the name of a codec, or None", a(str), may_be_none=True)
+_KINDS: dict[str, Kind] = {
+    "model": Kind("a torch model (`nn.Module`)", a(nn.Module)),
+    "inner_optimizer": Kind("a torch optimizer, or a list of them", _are_optimizers),
+    "ctx": Kind("the `ctx` that your function is given, or None", a(ReplicaContext), may_be_none=True),
+    "inner_steps": COUNT,
+    "outer": Kind("Nesterov(…), Average() or None", a(OuterRule), may_be_none=True),
+    "codec": _CODEC,
+    "mean_codec": _CODEC,
+    "error_feedback": Kind("True, False or None", a(bool), may_be_none=True),
+    "fragments": COUNT,
+    "delay": Kind("a whole number of steps, or None", is_whole, may_be_none=True),
+    "alpha": Kind("a number from 0 to 1, or None", is_number, may_be_none=True),
+    "eager": SWITCH,
+    "quorum": Kind("a number of replicas, Quorum(…), or None for all of them", _is_quorum, may_be_none=True),
+    "buffers": Kind("`average` or `local`", one_of("average", "local")),
+    "checkpoint": Kind("a whole number from 1, or None for never", is_count, may_be_none=True),
+    "snapshot": COUNT,
+    "stateful": Kind(
+        "a mapping of names to things with `state_dict` and `load_state_dict`", _are_stateful, may_be_none=True
+    ),
+    "tuning": Kind("Tuning(…) or None", a(Tuning), may_be_none=True),
+    "chunk": Kind(f"a multiple of {CHUNK_MULTIPLE} elements, or None", _is_chunk, may_be_none=True),
+    "batches": Kind("something to iterate over, such as a DataLoader", _are_batches),
+    "rounds": COUNT,
+    "weigh": Kind("a function of a batch", callable),
+}
+
+
+log = logging.getLogger("atoll.training")
+_STEP = "call `step()` of the optimizer that DiLoCo was given"
+_HOLD = "iterate over `outer.steps(batches, rounds=…)`, or call `outer.step()` in your loop"
+
+
+def agreed_settings(
+    rule: OuterRule, inner_steps: int, stream: Stream, vector: ModelVector, quorum: Quorum
+) -> dict[str, Any]:
+    """What must be equal on every replica besides the layout."""
+    settings: dict[str, Any] = {"outer": rule.to_json(), "inner_steps": inner_steps, "least": quorum.least}
+    if not stream.is_settled:
+        settings["stream"] = stream.to_json()
+    places = list(zip(vector.averaged_from, vector.fragments, strict=True))
+    if any(middle < whole.stop for middle, whole in places):
+        tails = [middle - whole.start for middle, whole in places]
+        settings["averaged_from"] = tails[0] if len(tails) == 1 else tails
+    if frozen := vector.frozen_digest():
+        settings["frozen_parameters"] = frozen
+    return settings
+
+
+def check_held(steps: int, inner_steps: int) -> None:
+    """Raise `ConfigError` if training has gone on for so long that nobody can be holding rounds."""
+    if steps >= 10 * inner_steps:
+        raise ConfigError(f"{steps} optimizer steps without a round, inner_steps={inner_steps}", hint=_HOLD)
+
+
+def check_trained(idle: int, inner_steps: int) -> None:
+    """Raise `ConfigError` if so many passes of the loop had no optimizer step that it cannot be to add up gradients."""
+    if idle >= max(1000, 10 * inner_steps):
+        raise ConfigError(f"{idle} passes of the training loop without an optimizer step: no round is due", hint=_STEP)
+
+
+def warn_of_no_round(begun: int, steps: int, stride: int) -> None:
+    """A replica that leaves with what it trained, and never met the others, is told so."""
+    if begun or not steps:
+        return
+    few = f"a round is due after {stride}" if steps < stride else _HOLD
+    log.warning("%d optimizer steps and no round: no other replica has any of what was trained here; %s", steps, few)
+
+
+_EVERY_S = 0.2
+
+
+class Progress:
+    """Collects metrics and passes them on now and then; always at the end of a round."""
+
+    def __init__(self, ctx: ReplicaContext, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._ctx, self._clock = ctx, clock
+        self._began = clock.monotonic()
+        self._waited_s = 0.0
+        self._told_at = -_EVERY_S
+        self.metrics: dict[str, float] = {}
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time so far that went into rounds instead of training."""
+        return self._waited_s / max(1e-9, self._clock.monotonic() - self._began)
+
+    def note(self, round_no: int, metrics: dict[str, float]) -> None:
+        """New values; names that are not given keep theirs."""
+        if "round_no" in metrics:
+            raise InvalidSpec("log", ["round_no: a name that is taken: the round is told with every metric"])
+        self.metrics.update(numbers(metrics))
+        if self._clock.monotonic() - self._told_at >= _EVERY_S:
+            self._tell(round_no)
+
+    def waited(self, seconds: float) -> None:
+        """So much time went into rounds instead of training."""
+        self._waited_s += seconds
+
+    def round_over(self, round_no: int, waited_s: float, client: RoundClient) -> None:
+        self.waited(waited_s)
+        used = client.counters
+        self.metrics |= {
+            "hidden_share": client.hidden_share,
+            "wait_share": self.wait_share,
+            "bytes": float(used.bytes_up + used.bytes_down),
+            "bytes_up": float(used.bytes_up),
+            "bytes_down": float(used.bytes_down),
+        }
+        if client.rejections:
+            self.metrics["updates_rejected"] = float(client.rejections)
+        self._tell(round_no)
+
+    def _tell(self, round_no: int) -> None:
+        self._told_at = self._clock.monotonic()
+        self._ctx.log(round_no=round_no, **self.metrics)
+
 
 Batch = TypeVar("Batch")
 T = TypeVar("T")
-log = logging.getLogger("atoll.training")
 
 
 class DiLoCo:
@@ -60,9 +211,9 @@ class DiLoCo:
     `codec`: how updates travel; by default `int8`, and `fp32` for plain averaging. `mean_codec`: how their mean does.
     `error_feedback`: whether what the codec rounds away is added to the next update; by default with `int4`.
     `fragments`, `delay`, `alpha`, `eager`: exchange a part of the model at a time, behind training; see
-    `atoll.training.stream`.
+    `atoll.training.outer`.
     `quorum`: None for every replica in every round, a number of replicas, or a `Quorum`.
-    `buffers`: `average` or `local`, see `atoll.training.buffers`.
+    `buffers`: `average` or `local`, see `atoll.training.model`.
     `checkpoint`: every so many rounds this replica saves everything it needs to go on; None for never.
     `snapshot`: every so many rounds one replica publishes the agreed state for those who come late.
     `stateful`: more to save with a checkpoint, such as `{"scheduler": scheduler}`.
@@ -178,7 +329,7 @@ class DiLoCo:
         if self._loop.begun < rounds:
             self._feed = Feed(batches, self._saved.pop("data", None))
             if "rng" in self._saved:  # finding the place in the data drew random numbers
-                rng.restore(self._saved.pop("rng"))
+                checkpoint.restore(self._saved.pop("rng"))
         self._training_since = self._clock.monotonic()
         while self._loop.begun < rounds:
             assert self._feed is not None
@@ -341,7 +492,7 @@ class DiLoCo:
             "pace": self._pace.state_dict(),
             "inner": self._inner.state_dicts(),
             "buffers": buffer_policy.local_buffers(self._model, self._buffers),
-            "rng": rng.capture(),
+            "rng": checkpoint.capture(),
             "data": None if self._feed is None else self._feed.state_dict(),
             "stateful": {name: thing.state_dict() for name, thing in self._stateful.items()},
         }
@@ -382,7 +533,7 @@ class DiLoCo:
         buffer_policy.restore(self._model, state["buffers"])
         for name, thing in self._stateful.items():
             thing.load_state_dict(state["stateful"][name])
-        rng.restore(state["rng"])
+        checkpoint.restore(state["rng"])
         self._saved = {"rng": state["rng"], **({} if state["data"] is None else {"data": state["data"]})}
 
 

@@ -3,31 +3,97 @@
 Knows the model as a vector and the others as a `RoundClient`; nothing of optimizers, data or checkpoints. `begin` sends
 a round on its way, `land` brings it home. Between the two, with a delay, training goes on, and the agreed state belongs
 to the background thread. At most one round is under way: commits form a chain.
+
+How a round in the background is stopped: where it waits, and before each piece it reads or writes.
+
+Stopping takes no longer than the requests that are under way.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from atoll._time import SYSTEM_CLOCK
 from atoll.rounds.catch_up import LoadedSnapshot
 from atoll.rounds.client import Exchanged, RoundClient
 from atoll.rounds.codecs.base import F32
 from atoll.rounds.exchange import RoundOutcome
+from atoll.rounds.layout import Parts
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.records import LeftBehind
 from atoll.stores.base import Buffer
 from atoll.training.background import Background, awaited
 from atoll.training.feedback import ErrorFeedback
-from atoll.training.flight import StoppableClock, StoppableParts, done
-from atoll.training.outer import OuterState
-from atoll.training.params import ModelVector
-from atoll.training.stream import Stream
+from atoll.training.model import ModelVector
+from atoll.training.outer import OuterState, Stream
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """This replica is ending; nobody waits for the round any more."""
+
+
+class StoppableClock:
+    """The real clock; sleeping ends with `Stopped` once it is stopped."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def time(self) -> float:
+        return SYSTEM_CLOCK.time()
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def go_on(self) -> None:
+        self._stop.clear()
+
+    def check(self) -> None:
+        """Raise `Stopped` if it is time to end."""
+        if self._stop.is_set():
+            raise Stopped
+
+
+class StoppableParts(Parts):
+    """An array as the source and the sink of a round that may be stopped."""
+
+    def __init__(self, array: F32, clock: StoppableClock) -> None:
+        super().__init__([array])
+        self._clock = clock
+
+    def read(self, start: int, stop: int) -> F32:
+        self._clock.check()
+        return super().read(start, stop)
+
+    def write(self, start: int, values: F32) -> None:
+        self._clock.check()
+        super().write(start, values)
+
+
+def done(action: Callable[[], T]) -> Future[T]:
+    """The result, or the error, of doing it here and now."""
+    result: Future[T] = Future()
+    try:
+        result.set_result(action())
+    except Exception as exc:  # noqa: BLE001 - whoever asks for the result gets it
+        result.set_exception(exc)
+    return result
+
 
 log = logging.getLogger("atoll.training")
 

@@ -13,6 +13,10 @@ as one round, as soon as the last tensor of the fragment is there. The exchange 
 tensor is the last (the first round of `LocalSGD` without `model`), it starts when one of them is waited for. Nothing
 here raises out of `allreduce` or `wait`: the error is kept, `should_commit` says False, torchft goes back to the last
 global weights and trains on. A round that was committed without this replica is taken in at the next `start_quorum`.
+
+Where the replicas of a torchft run meet: the store, the run and the rank, from whatever the caller knows.
+
+What a torchft run says about itself: its step, its bytes, and how much of the exchange training did not wait for.
 """
 
 from __future__ import annotations
@@ -20,27 +24,30 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
+from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import ReplicaContext
 from atoll.errors import AtollError, ConfigError, Fenced, RoundError
+from atoll.registry import open_store
 from atoll.rounds.client import RoundClient
 from atoll.rounds.codecs import EXACT_CODEC
 from atoll.rounds.context import Tuning
 from atoll.rounds.io import Counters
 from atoll.rounds.layout import Layout
 from atoll.rounds.quorum import Quorum
+from atoll.rounds.timeline import COMPUTE
 from atoll.stores.base import Store
-from atoll.training.torchft_meter import RoundMeter
-from atoll.training.torchft_place import Place
-from atoll.training.torchft_rounds import Found, TorchftRounds
-from atoll.training.torchft_state import (
+from atoll.training.diloco import Progress
+from atoll.training.torchft.rounds import Found, TorchftRounds
+from atoll.training.torchft.state import (
     FRAGMENT_KEY,
     FragmentState,
     TorchftFragment,
@@ -49,10 +56,95 @@ from atoll.training.torchft_state import (
     fragment_behind,
     write_mean,
 )
-from atoll.training.torchft_work import Work
+from atoll.training.torchft.work import Work
 
 if TYPE_CHECKING:
     from atoll.training.allreduce import ObjectStoreAllReduce
+
+
+class Place:
+    """Which store, which run, which rank."""
+
+    def __init__(self, store: Store, rank: int, world_size: int, run_id: str, attempt: int) -> None:
+        self.store, self.rank, self.world_size, self.run_id, self.attempt = store, rank, world_size, run_id, attempt
+
+    @classmethod
+    def of(
+        cls,
+        store: str | os.PathLike[str] | Store | ReplicaContext | ObjectStoreAllReduce,
+        rank: int | None,
+        world_size: int | None,
+        run_id: str | None,
+        attempt: int,
+    ) -> Place:
+        if isinstance(store, ReplicaContext):
+            return cls(store.store, store.rank, store.world_size, run_id or store.run_id, attempt or store.attempt)
+        from atoll.training.allreduce import ObjectStoreAllReduce
+
+        if isinstance(store, ObjectStoreAllReduce):
+            return cls(store.store, store.rank, store.world_size, run_id or store.round_id or "torchft", attempt)
+        if rank is None or world_size is None or not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank}, world_size={world_size}: give both, with the rank below the world size")
+        opened = open_store(store) if isinstance(store, str | os.PathLike) else store
+        return cls(opened, rank, world_size, run_id or "torchft", attempt)
+
+
+class RoundMeter:
+    """Tells the rounds when the caller trained: whenever it was not in the manager. For the caller's thread only."""
+
+    def __init__(self, rounds: TorchftRounds, ctx: ReplicaContext | None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._rounds, self._clock = rounds, clock
+        self._progress = Progress(ctx, clock=clock) if ctx is not None else None
+        self._began = self._trained_since = clock.monotonic()
+        self._waited_s = self._told_s = 0.0
+        self._is_waiting = False
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time so far that training waited."""
+        return self._waited_s / max(1e-9, self._clock.monotonic() - self._began)
+
+    @property
+    def hidden_share(self) -> float:
+        """The part of the exchanges so far that went on while the model trained."""
+        return self._rounds.client.hidden_share if self._rounds.is_joined else 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside is waiting; inside of waiting it changes nothing."""
+        if self._is_waiting:
+            yield
+            return
+        self.trained()
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+            began, self._trained_since = self._trained_since, self._clock.monotonic()
+            self._waited_s += self._trained_since - began
+
+    def trained(self) -> None:
+        """Training has gone on until now; told before an exchange begins, so that it counts for that one."""
+        if self._is_waiting:
+            return
+        now = self._clock.monotonic()
+        if self._rounds.is_joined:
+            self._rounds.client.mark(COMPUTE, self._trained_since, now)
+        self._trained_since = now
+
+    def note(self, metrics: dict[str, float]) -> None:
+        """New values for the live views."""
+        if self._progress is not None:
+            self._progress.note(self._rounds.step, metrics)
+
+    def round_over(self) -> None:
+        """A round is committed; the live views hear of it."""
+        if self._progress is None:
+            return
+        waited_s, self._told_s = self._waited_s - self._told_s, self._waited_s
+        self._progress.round_over(self._rounds.step, waited_s, self._rounds.client)
+
 
 log = logging.getLogger("atoll.training")
 

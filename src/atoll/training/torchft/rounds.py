@@ -22,7 +22,7 @@ from atoll.rounds.layout import Layout, Parts
 from atoll.rounds.records import LeftBehind
 from atoll.stores.base import Buffer
 from atoll.training.background import Background
-from atoll.training.torchft_state import AgreedState
+from atoll.training.torchft.state import AgreedState
 
 log = logging.getLogger("atoll.training")
 

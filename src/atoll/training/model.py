@@ -1,16 +1,27 @@
-"""A model as one flat float32 vector: what is exchanged, in which order, and how it goes in and out of the model.
+"""Which tensors of a model are exchanged together: whole tensors, in fragments of about equal size. Pure.
+
+Every replica must come to the same answer, so it depends on nothing but the sizes and their order.
+
+A model as one flat float32 vector: what is exchanged, in which order, and how it goes in and out of the model.
 
 The vector consists of one or more fragments, one after the other. In each, trainable parameters come first, each once
 however many modules share it; then the buffers that are averaged. Frozen parameters are not exchanged; that they are
 equal everywhere is checked by their digest. The outer values are float32 whatever the model's own type: a bfloat16
 model trains on a rounded copy of them.
+
+Which of a model's buffers replicas average, and which each keeps to itself.
+
+`average`: persistent floating-point buffers (BatchNorm statistics) are averaged with the weights, so that after a
+round every replica holds the same model. Counters and masks of other types, and buffers that are not persistent, are
+rebuilt or counted alike by every replica and stay local.
+`local`: none is exchanged; the values they begin with are each replica's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -22,8 +33,6 @@ from atoll.rounds.codecs.base import F32
 from atoll.rounds.frames import digest
 from atoll.rounds.layout import ITEM_BYTES, Layout
 from atoll.stores.base import Buffer
-from atoll.training.buffers import BufferPolicy, averaged_buffers
-from atoll.training.fragments import balanced
 
 _COMPILED = "_orig_mod."  # torch.compile puts it in front of every name
 
@@ -216,3 +225,61 @@ def _refuse_unusable(name: str, tensor: Tensor) -> None:
 def _some(items: Sequence[Any]) -> str:
     shown = ", ".join(f"`{item}`" for item in items[:5])
     return shown + (f" and {len(items) - 5} more" if len(items) > 5 else "")
+
+
+BufferPolicy: TypeAlias = Literal["average", "local"]
+
+
+def check_policy(policy: str) -> None:
+    if policy not in ("average", "local"):
+        raise ConfigError(f"buffers={policy!r}: `average` or `local`")
+
+
+def averaged_buffers(model: nn.Module, policy: BufferPolicy) -> list[tuple[str, Tensor]]:
+    """The buffers that are exchanged, by name."""
+    return [] if policy == "local" else [(name, b) for name, b in persistent_buffers(model) if b.is_floating_point()]
+
+
+def local_buffers(model: nn.Module, policy: BufferPolicy) -> dict[str, Tensor]:
+    """The persistent buffers that are not exchanged: a checkpoint has to keep them."""
+    exchanged = {name for name, _ in averaged_buffers(model, policy)}
+    return {name: buffer for name, buffer in persistent_buffers(model) if name not in exchanged}
+
+
+def restore(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Put saved local buffers back."""
+    own = dict(model.named_buffers())
+    with torch.no_grad():
+        for name, value in saved.items():
+            if name in own:
+                own[name].copy_(value)
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that belong to the model's state, each once even if two modules share it."""
+    seen: set[Tensor] = set()
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or name in module._non_persistent_buffers_set or buffer in seen:
+                continue
+            seen.add(buffer)
+            yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """The indices of `sizes` in `count` groups: the largest first, each into the group that is smallest so far.
+
+    Indices ascend within a group, and groups are in the order of their first index.
+    """
+    usable = sum(1 for size in sizes if size)
+    if count > usable:
+        raise ConfigError(
+            f"fragments={count}: the model has {usable} tensors to exchange, and a fragment is made of whole tensors"
+        )
+    groups: list[list[int]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        smallest = totals.index(min(totals))
+        groups[smallest].append(index)
+        totals[smallest] += sizes[index]
+    return sorted(sorted(group) for group in groups)

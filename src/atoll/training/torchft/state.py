@@ -20,8 +20,8 @@ from atoll.installing import install_command
 from atoll.rounds.codecs.base import F32
 from atoll.rounds.layout import ITEM_BYTES, Layout
 from atoll.stores.base import Buffer
-from atoll.training.params import dtype_name, tensor_bytes
-from atoll.training.tree import pack, unpack
+from atoll.training.checkpoint import pack, unpack
+from atoll.training.model import dtype_name, tensor_bytes
 
 FRAGMENT_KEY = "StreamingDiLoCoFragment_"
 """How the keys begin under which DiLoCo registers its fragments."""
