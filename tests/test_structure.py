@@ -103,7 +103,7 @@ def modules_after(code: str) -> set[str]:
     [
         "import atoll",
         "import atoll; atoll.launch; atoll.ReplicaContext",
-        "import atoll.replica.shepherd, atoll.replica.worker",
+        "import atoll.replica.supervisor, atoll.replica.entry_runner",
         "import atoll.executors.local.executor",
         "import atoll.cli.main",
         "import atoll.estimate, atoll.cli.estimating",

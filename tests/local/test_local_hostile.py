@@ -18,8 +18,7 @@ from atoll import journal
 from atoll.errors import BackendError, InvalidSpec, RunFailed, SubmitError
 from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
-from atoll.replica.leash import Leash
-from atoll.replica.outlet import Outlet
+from atoll.replica.pipes import Leash, Outlet
 from atoll.replica.spool import Spool
 from atoll.run import Run, prepare
 from atoll.status import Reason, ReplicaState

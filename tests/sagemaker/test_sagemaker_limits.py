@@ -12,8 +12,7 @@ from atoll.errors import Unsupported
 from atoll.executors.sagemaker import limits
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.limits import CREATE_TRAINING_JOB, limit_problems
-from atoll.executors.sagemaker.request import ENTRYPOINT, LAUNCH, training_request
-from atoll.executors.sagemaker.settings import JobSettings
+from atoll.executors.sagemaker.request import ENTRYPOINT, LAUNCH, JobSettings, training_request
 from atoll.spec import Placement
 from services.sagemaker.bench import SETTINGS
 from services.sagemaker.validation import problems as service_problems

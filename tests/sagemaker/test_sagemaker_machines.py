@@ -7,8 +7,7 @@ import pytest
 from atoll.context import RunContext
 from atoll.errors import Unsupported
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
-from atoll.executors.sagemaker.machines import GPUS, MACHINES, Machine, chosen_machine, has_local_disks
-from atoll.executors.sagemaker.prices import DATE, PRICES
+from atoll.executors.sagemaker.request import DATE, GPUS, MACHINES, PRICES, Machine, chosen_machine, has_local_disks
 from atoll.gpu import KNOWN, Gpu
 from atoll.spec import Placement
 from services.sagemaker.bench import SETTINGS

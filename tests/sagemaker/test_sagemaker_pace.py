@@ -9,8 +9,8 @@ from botocore import exceptions
 
 from atoll.context import RunContext
 from atoll.errors import AuthError, BackendError, BackendUnavailable
+from atoll.executors.sagemaker.client import Pace
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
-from atoll.executors.sagemaker.pace import Pace
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import ReplicaState

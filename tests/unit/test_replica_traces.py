@@ -10,7 +10,7 @@ import pytest
 
 from atoll.errors import ConfigError, Conflict, InternalError, StoreError
 from atoll.registry import open_store
-from atoll.replica.traces import traceback_text
+from atoll.replica.entry_runner import traceback_text
 from atoll.rounds.client import RoundClient
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout

@@ -43,14 +43,14 @@ def _local(spool: Spool, ready: int) -> NoReturn:
 
 def _shepherd(spool: Spool, on_ready: object = None, *, is_throwaway: bool = False, **options: object) -> NoReturn:
     # Everything a replica needs is loaded here, once: forked replicas find it in memory.
-    from atoll.replica import worker
-    from atoll.replica.shepherd import Shepherd
+    from atoll.replica import entry_runner
+    from atoll.replica.supervisor import Shepherd
 
     shepherd = Shepherd(spool, **options)  # type: ignore[arg-type]
     gc.freeze()  # keeps the collector of each replica from copying the pages it shares with us
     attempt = shepherd.run(on_ready=on_ready)
     if attempt is not None:
-        _exit(worker.run(attempt))
+        _exit(entry_runner.run(attempt))
     if is_throwaway:
         import shutil
 
@@ -72,7 +72,7 @@ def _exit(code: int) -> NoReturn:
 def _container(argv: list[str]) -> NoReturn:
     from atoll.errors import AtollError
     from atoll.replica.container import prepare
-    from atoll.replica.fate import Asked
+    from atoll.replica.rank_process import Asked
 
     try:
         spool = prepare(argv, os.environ)

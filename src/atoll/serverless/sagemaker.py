@@ -10,7 +10,7 @@ from atoll.context import RANK
 from atoll.entry import Entry
 from atoll.errors import BackendError, ConfigError
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
-from atoll.executors.sagemaker.machines import INSTANCE_TYPE, MACHINES
+from atoll.executors.sagemaker.request import INSTANCE_TYPE, MACHINES
 from atoll.handle import RunHandle
 from atoll.run import prepare
 from atoll.serverless.facade import Facade

@@ -18,8 +18,8 @@ from atoll.context import RESERVED, RunContext
 from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, SubmitError, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.local import gpus
+from atoll.executors.local.logs import follow_lines, last_lines, lines
 from atoll.executors.local.request import CAPABILITIES, local_request, local_status
-from atoll.executors.local.tail import follow_lines, last_lines, lines
 from atoll.handle import RunHandle
 from atoll.home import home
 from atoll.replica import processes

@@ -8,9 +8,9 @@ from typing import Any
 
 from atoll.errors import AtollError, AuthError, RunNotFound
 from atoll.executors.base import Check
-from atoll.executors.sagemaker.gateway import Gateway
+from atoll.executors.sagemaker.client import Gateway
 from atoll.executors.sagemaker.logs import GROUP
-from atoll.executors.sagemaker.settings import JobSettings
+from atoll.executors.sagemaker.request import JobSettings
 
 _SOON = timedelta(hours=1)
 

@@ -16,15 +16,14 @@ from atoll.arguments import keyword_problems
 from atoll.context import RUN_ID, STORE, RunContext
 from atoll.errors import InvalidSpec, RunNotFound, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan
+from atoll.executors.sagemaker.client import Gateway
 from atoll.executors.sagemaker.doctor import checks
 from atoll.executors.sagemaker.errors import EXECUTOR
-from atoll.executors.sagemaker.gateway import Gateway
 from atoll.executors.sagemaker.jobs import Jobs
-from atoll.executors.sagemaker.launch import Launch
 from atoll.executors.sagemaker.logs import JobLog, followed, no_log
-from atoll.executors.sagemaker.request import CAPABILITIES, job_name, training_request
-from atoll.executors.sagemaker.settings import JobSettings
+from atoll.executors.sagemaker.request import CAPABILITIES, JobSettings, job_name, training_request
 from atoll.executors.sagemaker.status import is_over, replica_status
+from atoll.executors.sagemaker.submit import Launch
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus

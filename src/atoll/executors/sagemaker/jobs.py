@@ -7,8 +7,8 @@ from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
 from atoll.errors import BackendError, RunNotFound
+from atoll.executors.sagemaker.client import Gateway
 from atoll.executors.sagemaker.errors import EXECUTOR, is_over_already
-from atoll.executors.sagemaker.gateway import Gateway
 from atoll.executors.sagemaker.request import job_name
 from atoll.executors.sagemaker.status import is_over, needs_description
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from atoll._time import Clock, Deadline
 from atoll.errors import RunNotFound
+from atoll.executors.sagemaker.client import Gateway
 from atoll.executors.sagemaker.errors import EXECUTOR
-from atoll.executors.sagemaker.gateway import Gateway
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 _PAGE = 10_000

@@ -1,4 +1,11 @@
-"""Pure: run and placement -> the bodies of CreateTrainingJob, one for each rank. Nothing here talks to anybody."""
+"""Pure: run and placement -> the bodies of CreateTrainingJob, one for each rank. Nothing here talks to anybody.
+
+JobSettings: how training jobs of this executor are set up, and what does not fit together in that. Pure.
+
+Pure: SageMaker's machines with GPUs, and which one a placement gets. Never a machine with another GPU than asked.
+
+Pure: what a run may cost. A small table of list prices with its date; `prices` in the settings goes before it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +13,192 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.context import GRACE, RENDEZVOUS, STORE, RunContext, rank_environment
+from atoll.errors import did_you_mean
 from atoll.executors.base import Capabilities, check
 from atoll.executors.sagemaker.limits import limit_problems
-from atoll.executors.sagemaker.machines import GPUS, Machine, chosen_machine, has_local_disks
-from atoll.executors.sagemaker.prices import price_notes
-from atoll.executors.sagemaker.settings import JobSettings
+from atoll.gpu import Gpu
 from atoll.names import native_name
 from atoll.spec import Placement
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """The settings of `atoll run --on sagemaker`, all optional until something is planned."""
+
+    role_arn: str = ""
+    """What replicas may do: an IAM role that SageMaker takes for them."""
+    image_uri: str = ""
+    """Used where a placement has no image of its own."""
+    output_s3_path: str = ""
+    """Where SageMaker puts what a job leaves in /opt/ml/model."""
+    instance_type: str = "ml.g5.2xlarge"
+    cpu_instance_type: str = "ml.m5.xlarge"
+    volume_size_gb: int = 100
+    spot: bool = False
+    checkpoint_s3_uri: str | None = None
+    """Each rank has a folder of its own below it, kept in step with `checkpoint_local_path`."""
+    checkpoint_local_path: str = "/opt/ml/checkpoints"
+    max_wait_s: int | None = None
+    """With `spot`: time limit and waiting for machines together. An hour more than the limit by default."""
+    max_pending_s: int | None = None
+    keep_alive_s: int | None = None
+    """Keep machines warm after the end, for the next job. They are billed all the while."""
+    retry_attempts: int | None = None
+    """How often SageMaker starts a job again after an internal error of its own; never after one of yours."""
+    security_group_ids: Sequence[str] = ()
+    subnets: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    volume_kms_key: str | None = None
+    output_kms_key: str | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Instance type -> dollars an hour, before the built-in table."""
+
+    def problems(self, *, has_image: bool) -> Iterator[str]:
+        """What is missing, or does not fit together."""
+        needed = {"role_arn": self.role_arn, "output_s3_path": self.output_s3_path}
+        if not has_image:
+            needed["image_uri"] = self.image_uri
+        yield from (f"{name}: not set; SageMaker needs one" for name, value in needed.items() if not value)
+        if self.spot and not self.checkpoint_s3_uri:
+            yield "spot=true: machines are taken away without warning; set checkpoint_s3_uri to go on from there"
+        if self.max_wait_s is not None and not self.spot:
+            yield f"max_wait_s={self.max_wait_s}: only a spot job waits for machines; set spot=true or leave it out"
+        if self.spot and self.keep_alive_s:
+            yield f"keep_alive_s={self.keep_alive_s}: a warm pool is not for spot machines; choose one of them"
+        if bool(self.security_group_ids) != bool(self.subnets):
+            yield "security_group_ids, subnets: a network needs both of them, or neither"
+        ours = [name for name in self.tags if name.startswith("atoll:")]
+        yield from (f"tags.{name}: names that begin with `atoll:` are set by Atoll" for name in ours)
+
+
+INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+\Z")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One instance type: which GPUs it has, and how many."""
+
+    name: str
+    gpu: str | None
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.gpus} × {self.gpu})" if self.gpu else self.name
+
+
+# Within one GPU the smallest machine comes first: the first that is large enough is taken.
+_TYPES: dict[str, tuple[tuple[str, int], ...]] = {
+    "T4": (("ml.g4dn.xlarge", 1), ("ml.g4dn.2xlarge", 1), ("ml.g4dn.4xlarge", 1), ("ml.g4dn.8xlarge", 1),
+           ("ml.g4dn.16xlarge", 1), ("ml.g4dn.12xlarge", 4)),
+    "V100": (("ml.p3.2xlarge", 1), ("ml.p3.8xlarge", 4), ("ml.p3.16xlarge", 8), ("ml.p3dn.24xlarge", 8)),
+    "A10G": (("ml.g5.xlarge", 1), ("ml.g5.2xlarge", 1), ("ml.g5.4xlarge", 1), ("ml.g5.8xlarge", 1),
+             ("ml.g5.16xlarge", 1), ("ml.g5.12xlarge", 4), ("ml.g5.24xlarge", 4), ("ml.g5.48xlarge", 8)),
+    "L4": (("ml.g6.xlarge", 1), ("ml.g6.2xlarge", 1), ("ml.g6.4xlarge", 1), ("ml.g6.8xlarge", 1),
+           ("ml.g6.16xlarge", 1), ("ml.g6.12xlarge", 4), ("ml.g6.24xlarge", 4), ("ml.g6.48xlarge", 8)),
+    "L40S": (("ml.g6e.xlarge", 1), ("ml.g6e.2xlarge", 1), ("ml.g6e.4xlarge", 1), ("ml.g6e.8xlarge", 1),
+             ("ml.g6e.16xlarge", 1), ("ml.g6e.12xlarge", 4), ("ml.g6e.24xlarge", 4), ("ml.g6e.48xlarge", 8)),
+    "A100": (("ml.p4d.24xlarge", 8),),
+    "A100-80GB": (("ml.p4de.24xlarge", 8),),
+    "H100": (("ml.p5.4xlarge", 1), ("ml.p5.48xlarge", 8)),
+    "H200": (("ml.p5en.48xlarge", 8), ("ml.p5e.48xlarge", 8)),
+    "B200": (("ml.p6-b200.48xlarge", 8),),
+    "B300": (("ml.p6-b300.48xlarge", 8),),
+    "GB200": (("ml.p6e-gb200.36xlarge", 4),),
+}  # fmt: skip
+MACHINES = {name: Machine(name, gpu, count) for gpu, types in _TYPES.items() for name, count in types}
+GPUS = frozenset(_TYPES)
+_LOCAL_DISKS = re.compile(r"ml\.(g4dn|g5|g6|g6e|g7|g7e|p3dn|p4d|p4de|p5|p5e|p5en|p6\S*|trn1n?|trn2|[crm]\d+\w*d)\.")
+
+
+def machine(name: str) -> Machine:
+    """The machine of an instance type; one that is not in our table is taken at its word."""
+    return MACHINES.get(name, Machine(name, None, 0))
+
+
+def has_local_disks(name: str) -> bool:
+    """Whether the volume is the machine's own NVMe, so that a volume size means nothing."""
+    return _LOCAL_DISKS.match(name) is not None
+
+
+def chosen_machine(gpu: Gpu | None, *, instance_type: str, cpu_instance_type: str) -> Machine | str:
+    """The machine for one replica, or why there is none.
+
+    `any`, and a GPU that the configured `instance_type` has, get that type; another GPU the smallest machine with it.
+    """
+    if gpu is None:
+        return _checked("cpu_instance_type", cpu_instance_type)
+    own = _checked("instance_type", instance_type)
+    if isinstance(own, str):
+        return own
+    if gpu.name == "any":
+        is_large_enough = own.gpus >= gpu.count or own.name not in MACHINES
+        return own if is_large_enough else f"gpu=`{gpu}`: instance_type=`{own.name}` has {own.gpus} × {own.gpu}"
+    if gpu.name not in GPUS:
+        offered = sorted(GPUS)
+        return f"gpu=`{gpu}`: SageMaker has {', '.join(offered)}{did_you_mean(gpu.name, offered)}"
+    if own.gpu == gpu.name and own.gpus >= gpu.count:
+        return own
+    fits = (each for each in MACHINES.values() if each.gpu == gpu.name and each.gpus >= gpu.count)
+    most = max(each.gpus for each in MACHINES.values() if each.gpu == gpu.name)
+    return next(fits, f"gpu=`{gpu}`: a machine there has at most {most} × {gpu.name}")
+
+
+def _checked(setting: str, name: str) -> Machine | str:
+    if not INSTANCE_TYPE.match(name):
+        return f"{setting}=`{name}`: an instance type looks like `ml.g5.2xlarge`{did_you_mean(name, list(MACHINES))}"
+    return machine(name)
+
+
+DATE, REGION = "2025-11", "us-east-1"
+"""When and where these prices were taken down, as approximate list prices for training on demand, in dollars."""
+
+PRICES: dict[str, float] = {
+    "ml.m5.large": 0.115, "ml.m5.xlarge": 0.23, "ml.m5.2xlarge": 0.461, "ml.m5.4xlarge": 0.922,
+    "ml.c5.xlarge": 0.204, "ml.c5.2xlarge": 0.408, "ml.c5.4xlarge": 0.816,
+    "ml.g4dn.xlarge": 0.736, "ml.g4dn.2xlarge": 0.94, "ml.g4dn.4xlarge": 1.505, "ml.g4dn.8xlarge": 2.72,
+    "ml.g4dn.12xlarge": 4.89, "ml.g4dn.16xlarge": 5.44,
+    "ml.p3.2xlarge": 3.825, "ml.p3.8xlarge": 14.688, "ml.p3.16xlarge": 28.152,
+    "ml.g5.xlarge": 1.408, "ml.g5.2xlarge": 1.515, "ml.g5.4xlarge": 2.03, "ml.g5.8xlarge": 3.06,
+    "ml.g5.12xlarge": 7.09, "ml.g5.16xlarge": 5.12, "ml.g5.24xlarge": 10.18, "ml.g5.48xlarge": 20.36,
+    "ml.g6.xlarge": 1.127, "ml.g6.2xlarge": 1.222, "ml.g6.4xlarge": 1.654, "ml.g6.8xlarge": 2.518,
+    "ml.g6.12xlarge": 5.752, "ml.g6.16xlarge": 4.246, "ml.g6.24xlarge": 8.344, "ml.g6.48xlarge": 16.688,
+    "ml.g6e.xlarge": 2.605, "ml.g6e.2xlarge": 2.803, "ml.g6e.4xlarge": 3.755, "ml.g6e.8xlarge": 5.661,
+    "ml.g6e.12xlarge": 13.116, "ml.g6e.16xlarge": 9.473, "ml.g6e.24xlarge": 18.833, "ml.g6e.48xlarge": 37.666,
+    "ml.p4d.24xlarge": 25.251, "ml.p4de.24xlarge": 31.564,
+    "ml.p5.4xlarge": 7.912, "ml.p5.48xlarge": 63.296, "ml.p5en.48xlarge": 72.795,
+    "ml.p6-b200.48xlarge": 130.84,
+}  # fmt: skip
+
+
+def price_notes(
+    machine: Machine, gpu: Gpu | None, *, replicas: int, limit_s: float, spot: bool, own: Mapping[str, float]
+) -> Iterator[str]:
+    """What a person should know about money before saying yes."""
+    price = own.get(machine.name, PRICES.get(machine.name))
+    source = "your own price" if machine.name in own else f"list price of {REGION} in {DATE}, on demand; check yours"
+    if gpu is not None and machine.gpus > gpu.count:
+        cost = "a price unknown here" if price is None else f"${price:,.2f}/h"
+        yield (
+            f"warning: gpu=`{gpu}`: each replica gets, and pays for, a whole {machine}: {cost} for "
+            f"{machine.gpus} GPUs of which it asked for {gpu.count}"
+        )
+    if price is None:
+        yield f"{replicas} × {machine}: price unknown; set `prices` to see one"
+        return
+    hours = limit_s / 3600
+    together = price * replicas
+    yield (
+        f"{replicas} × {machine}: ${price:,.2f}/h each, ${together:,.2f}/h together, at most ${together * hours:,.2f} "
+        f"at the limit of {hours:,.4g} h ({source})"
+    )
+    if spot:
+        yield "managed spot: usually less than that; while it waits for a machine nothing is billed"
+
 
 CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), resources=False, gpus=GPUS | {"any"}, max_restarts=0)
 ENTRYPOINT = ("python", "-m", "atoll.replica")

@@ -1,4 +1,7 @@
-"""The one way out: every call to AWS is paced, tried again if that may help, and has its errors translated here."""
+"""The one way out: every call to AWS is paced, tried again if that may help, and has its errors translated here.
+
+A token bucket: so many calls a second, a few of them at once. Time is injected.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,30 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
-from atoll._time import Clock, Deadline, backoff
+from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.errors import AtollError
 from atoll.executors.sagemaker import errors
-from atoll.executors.sagemaker.pace import Pace
 from atoll.extras import require
+
+
+class Pace:
+    """Lets callers through at a rate; `wait` sleeps until it is one's turn."""
+
+    def __init__(self, per_s: float, *, at_once: int = 2, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._per_s, self._at_once, self._clock = per_s, float(at_once), clock
+        self._tokens, self._seen_at = float(at_once), clock.monotonic()
+        self._lock = Lock()
+
+    def wait(self) -> None:
+        """Returns when the call may be made. Turns are given out in order, so nobody sleeps twice."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._tokens = min(self._at_once, self._tokens + max(0.0, now - self._seen_at) * self._per_s) - 1.0
+            self._seen_at = now
+            pause = max(0.0, -self._tokens / self._per_s)
+        if pause > 0.0:
+            self._clock.sleep(pause)
+
 
 _EXTRA = "sagemaker"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0

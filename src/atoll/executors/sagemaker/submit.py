@@ -13,8 +13,8 @@ from typing import Any
 from atoll._time import Deadline
 from atoll.errors import AtollError, BackendError, ConfigError, Conflict, RunNotFound, SubmitError
 from atoll.executors.base import Plan
+from atoll.executors.sagemaker.client import Gateway
 from atoll.executors.sagemaker.errors import EXECUTOR, is_taken, is_throttled
-from atoll.executors.sagemaker.gateway import Gateway
 from atoll.executors.sagemaker.jobs import Job, Jobs
 from atoll.executors.sagemaker.request import LAUNCH, TOKEN_TAG, launch_token
 from atoll.executors.sagemaker.status import is_over, replica_status

@@ -26,12 +26,10 @@ from typing import Any, NoReturn
 
 from atoll.context import ATTEMPT, SPOOL
 from atoll.replica import processes
-from atoll.replica.charge import Charge
-from atoll.replica.fate import Asked, Fate, fate_of
-from atoll.replica.leash import Leash
-from atoll.replica.outlet import Outlet
-from atoll.replica.scribe_link import ScribeLink
+from atoll.replica.pipes import Leash, Outlet
+from atoll.replica.rank_process import Asked, Charge, Fate, fate_of
 from atoll.replica.spool import Attempt, Spool, read_json, read_record, write_at_any_price
+from atoll.replica.uploader import ScribeLink
 from atoll.status import Reason, ReplicaState
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
