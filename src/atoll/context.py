@@ -1,6 +1,8 @@
 """The two contexts: what an executor is told about a run, and what a replica learns about itself.
 
 Both directions of the environment live here, so a variable cannot be written under one name and read under another.
+
+The folder for this user's state on this machine. Only a cache and local spools: the truth is in the store.
 """
 
 from __future__ import annotations
@@ -11,14 +13,29 @@ from _thread import get_ident
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.arguments import COUNT, INDEX, Kind, a, check_fields, plain, shown
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.names import ID_RULE, run_id_problem
+from atoll.validation import COUNT, INDEX, Kind, a, check_fields, plain, shown
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store
+
+
+def home() -> Path:
+    """`ATOLL_HOME`, else `atoll` in the XDG state folder."""
+    if given := os.environ.get("ATOLL_HOME"):
+        return Path(given).expanduser().absolute()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "atoll"
+
+
+def default_store() -> str:
+    """Where runs are kept when nobody says: a folder of this user on this machine."""
+    return os.environ.get("ATOLL_STORE") or str(home() / "store")
+
 
 _HINT = "replicas are started by `atoll run` or `atoll.launch`; to be one without them, give `ctx=ReplicaContext(…)`"
 RANK, WORLD_SIZE = "REPLICA_RANK", "WORLD_SIZE"

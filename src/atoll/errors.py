@@ -33,14 +33,16 @@ AtollError
 
 Classes differ only where a caller would act differently. Vendor exceptions are translated at the call
 with `translating`, and stay available as `__cause__`.
+
+Problems that do not depend on each other, told together: nobody should mend one only to meet the next.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from atoll.result import RunResult
@@ -122,7 +124,7 @@ class MissingExtra(ConfigError, ImportError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, *, extra: str) -> None:
-        from atoll.installing import install_command
+        from atoll.registry import install_command
 
         self.extra = extra
         super().__init__(f"`{package}` is not installed", hint=install_command(extra))
@@ -355,3 +357,34 @@ def _fields(problems: Sequence[str]) -> tuple[str, ...]:
 def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:
     count = f"{len(lines)} {noun}{'s' if len(lines) != 1 else ''}"
     return "\n".join([f"{head}: {count}", *(f"  {line}" for line in lines)])
+
+
+T = TypeVar("T")
+
+
+class Problems:
+    """Tries one thing after the other and keeps what is wrong with the input."""
+
+    def __init__(self) -> None:
+        self._errors: list[ConfigError] = []
+
+    def trying(self, make: Callable[[], T]) -> T | None:
+        """What `make` gives; None if the input for it has to change."""
+        try:
+            return make()
+        except ConfigError as exc:
+            self._errors.append(exc)
+            return None
+
+    def raise_any(self, what: str) -> None:
+        """Raise the only error as it is, or all of them as one about `what`."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            lines = [line for error in self._errors for line in _lines(error)]
+            hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
+            raise InvalidSpec(what, lines, hint="; ".join(hints) or None) from self._errors[0]
+
+
+def _lines(error: ConfigError) -> list[str]:
+    return list(error.problems) if isinstance(error, InvalidSpec | Unsupported) else [error.message]

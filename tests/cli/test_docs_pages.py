@@ -7,9 +7,10 @@ import tomllib
 
 import pytest
 
-from atoll import config, errors
+from atoll import errors
 from atoll.cli.app import Interrupted, root
-from atoll.config_fields import FIELDS, OTHER_VARIABLES
+from atoll.runs import config
+from atoll.runs.config import FIELDS, OTHER_VARIABLES
 from repository import DOCS
 
 EXIT_CODES = (DOCS / "exit-codes.md").read_text()

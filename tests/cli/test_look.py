@@ -9,7 +9,7 @@ import pytest
 from cli_terminal import terminal
 
 from atoll import journal
-from atoll.run import prepare
+from atoll.runs.run import prepare
 
 
 def test_status_shows_the_run_and_every_rank(finished):

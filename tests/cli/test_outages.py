@@ -16,7 +16,7 @@ from atoll.cli.output import Output
 from atoll.cli.watch import watch
 from atoll.errors import BackendUnavailable, StoreUnavailable
 from atoll.registry import open_store
-from atoll.run import Run, prepare
+from atoll.runs.run import Run, prepare
 from atoll.testing.fakes import FakeClock, FaultyStore
 from services.fault_proxy import Fault, FaultProxy
 from services.stores import Service

@@ -20,7 +20,7 @@ from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.pipes import Leash, Outlet
 from atoll.replica.spool import Spool
-from atoll.run import Run, prepare
+from atoll.runs.run import Run, prepare
 from atoll.status import Reason, ReplicaState
 
 LIMIT_S = 60.0

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 import atoll
 from atoll.errors import UnknownName
-from atoll.estimate import Setting, estimate
 from atoll.registry import open_store
+from atoll.reports.estimate import Setting, estimate
 from atoll.rounds import codecs
 from atoll.rounds.codecs import CodecRow
 from atoll.rounds.codecs.base import F32, Codec, codec, codec_names

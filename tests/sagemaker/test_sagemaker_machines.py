@@ -8,8 +8,7 @@ from atoll.context import RunContext
 from atoll.errors import Unsupported
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.request import DATE, GPUS, MACHINES, PRICES, Machine, chosen_machine, has_local_disks
-from atoll.gpu import KNOWN, Gpu
-from atoll.spec import Placement
+from atoll.spec import KNOWN, Gpu, Placement
 from services.sagemaker.bench import SETTINGS
 from services.sagemaker.validation import service_model
 

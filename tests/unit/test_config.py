@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll import config, durations
-from atoll.config_fields import FIELDS
-from atoll.config_file import line_of
+from atoll import units
 from atoll.errors import ConfigError, InvalidSpec, UnknownName
+from atoll.runs import config
+from atoll.runs.config import FIELDS, line_of
 from atoll.spec import Placement
 
 FULL = """
@@ -252,13 +252,13 @@ def test_the_line_of_a_key_is_found(key, line):
     ],
 )
 def test_lengths_of_time_are_read(text, seconds):
-    assert durations.seconds(text) == seconds
+    assert units.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "5 parsecs", "h", "1h30", "1e3"])
 def test_what_is_no_length_of_time_is_refused(text):
     with pytest.raises(ValueError, match="`15m`"):
-        durations.seconds(text)
+        units.parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -266,4 +266,4 @@ def test_what_is_no_length_of_time_is_refused(text):
     [(0, "0s"), (59.9, "59s"), (60, "1m"), (200, "3m20s"), (7200, "2h"), (7500, "2h05m"), (273600, "3d04h")],
 )
 def test_lengths_of_time_are_written_short(seconds, text):
-    assert durations.text(seconds) == text
+    assert units.duration_text(seconds) == text

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from atoll import entry_check
-from atoll.entry import object_problem
 from atoll.errors import InvalidSpec
-from atoll.spec import RunSpec, Task
+from atoll.runs import entry_check
+from atoll.spec import RunSpec, Task, object_problem
 
 SOURCE = """
 import json

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from atoll.errors import InvalidSpec, UnknownName
-from atoll.estimate import Setting, encoded_bytes, estimate, exchange_of
-from atoll.prices import SERVICES
+from atoll.reports.estimate import SERVICES, Setting, encoded_bytes, estimate, exchange_of
 
 GBIT = 1e9 / 8
 CHUNK = (64 << 20) // 4

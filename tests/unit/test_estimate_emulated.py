@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from link_emulator import Emulator
 
-from atoll.estimate import Exchange, Setting, planned_exchange
+from atoll.reports.estimate import Exchange, Setting, planned_exchange
 from atoll.rounds.client import RoundProtocol
 from atoll.rounds.context import Tuning
 from atoll.rounds.io import Counters, Sleep

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll import installing
+from atoll import registry
 from atoll.errors import MissingExtra
 
-ROOT = Path(installing.__file__).parents[2]
+ROOT = Path(registry.__file__).parents[2]
 
 
 def test_in_a_clone_the_hint_installs_the_clone(monkeypatch):
@@ -22,7 +22,7 @@ def test_in_a_clone_the_hint_installs_the_clone(monkeypatch):
 
 def test_elsewhere_the_hint_says_where_the_clone_is(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert installing.install_command("train").strip("'").endswith(f"{ROOT}[train]")
+    assert registry.install_command("train").strip("'").endswith(f"{ROOT}[train]")
 
 
 def test_a_working_folder_that_is_gone_is_no_hindrance(monkeypatch, tmp_path):
@@ -30,15 +30,15 @@ def test_a_working_folder_that_is_gone_is_no_hindrance(monkeypatch, tmp_path):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert f"{ROOT}[train]" in installing.install_command("train")
+    assert f"{ROOT}[train]" in registry.install_command("train")
 
 
 def test_a_copy_that_pip_installed_is_no_clone(tmp_path):
-    module = tmp_path / "lib" / "python3.12" / "site-packages" / "atoll" / "installing.py"
-    assert installing.checkout(module) is None
-    assert installing.checkout(tmp_path / "src" / "atoll" / "installing.py") is None
+    module = tmp_path / "lib" / "python3.12" / "site-packages" / "atoll" / "registry.py"
+    assert registry.checkout(module) is None
+    assert registry.checkout(tmp_path / "src" / "atoll" / "registry.py") is None
     (tmp_path / "pyproject.toml").touch()
-    assert installing.checkout(tmp_path / "src" / "atoll" / "installing.py") == tmp_path
+    assert registry.checkout(tmp_path / "src" / "atoll" / "registry.py") == tmp_path
 
 
 def installed(folder: Path, direct_url: str | None) -> Path:
@@ -48,7 +48,7 @@ def installed(folder: Path, direct_url: str | None) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atoll\nVersion: 0.1.0\n")
     if direct_url is not None:
         (info / "direct_url.json").write_text(direct_url)
-    return folder / "atoll" / "installing.py"
+    return folder / "atoll" / "registry.py"
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ def installed(folder: Path, direct_url: str | None) -> Path:
     ],
 )  # fmt: skip
 def test_a_copy_is_extended_from_where_it_came(tmp_path, origin, words):
-    assert installing.requirement(installed(tmp_path, json.dumps(origin)), "[train]") == words
+    assert registry.requirement(installed(tmp_path, json.dumps(origin)), "[train]") == words
 
 
 @pytest.mark.parametrize("written", [None, "", "not JSON", "[]"])
 def test_a_copy_that_says_nothing_of_its_origin_is_from_an_index(tmp_path, written):
-    assert installing.requirement(installed(tmp_path, written), "[train]") == "'atoll[train]'"
-    assert installing.requirement(tmp_path / "elsewhere" / "atoll" / "installing.py") == "atoll"
+    assert registry.requirement(installed(tmp_path, written), "[train]") == "'atoll[train]'"
+    assert registry.requirement(tmp_path / "elsewhere" / "atoll" / "registry.py") == "atoll"
 
 
 def test_a_copy_of_the_clone_one_stands_in_is_extended_from_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = installed(tmp_path, json.dumps({"url": tmp_path.as_uri(), "dir_info": {}}))
-    assert installing.requirement(module, "[train]") == "'.[train]'"
+    assert registry.requirement(module, "[train]") == "'.[train]'"
 
 
 def test_an_estimate_needs_no_more_than_the_core() -> None:

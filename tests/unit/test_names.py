@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, UnknownName
 from atoll.executors.local.gpus import Device, share, short_name
-from atoll.gpu import KNOWN, Gpu
 from atoll.handle import RunHandle
 from atoll.names import key_name, native_name, new_run_id, run_id_problem
+from atoll.spec import KNOWN, Gpu
 
 HOSTILE = [
     "a",

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from atoll.reports.trace import chrome_trace
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.metrics import Outlook, Waiting, round_events, round_records, waiting_for
 from atoll.rounds.timeline import PhaseTime, RoundRecord
 from atoll.stores.memory import MemoryStore
-from atoll.trace import chrome_trace
 
 KEYS = RoundKeys("r")
 GOOD = RoundRecord(0, 0, 1, 0, 5.0, 2.0, 1.0, True, True, {"get": PhaseTime(1.0, 1.0, 1, ((0.0, 1.0),))}).to_json()

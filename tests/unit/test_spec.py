@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.errors import InvalidSpec
-from atoll.gpu import Gpu
-from atoll.spec import _LAUNCH_TAKES, Code, Placement, RunSpec, Task
+from atoll.spec import _LAUNCH_TAKES, Code, Gpu, Placement, RunSpec, Task
 
 
 def module_level(ctx):

@@ -11,9 +11,18 @@ import pytest
 
 from atoll.errors import RunFailed
 from atoll.executors.local.request import local_status
-from atoll.failures import again_text, by_cause, completion_text, failure_hint
 from atoll.replica.rank_process import Asked, Charge, fate_of
-from atoll.result import ErrorReport, ReplicaOutcome, RunResult, join, outcome_of
+from atoll.result import (
+    ErrorReport,
+    ReplicaOutcome,
+    RunResult,
+    again_text,
+    by_cause,
+    completion_text,
+    failure_hint,
+    join,
+    outcome_of,
+)
 from atoll.status import ON_REQUEST, Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
 
 S = ReplicaState

@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, MissingExtra, StoreError, StoreRefused, StoreUnavailable
-from atoll.installing import install_command
+from atoll.registry import install_command
 from atoll.stores.cloud.errors import Answer, translated
 from atoll.stores.cloud.store import CloudStore
 from atoll.testing.fakes import FakeClock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.reports.trace import TRACKS, chrome_trace, events_of, last_rounds
 from atoll.rounds.timeline import PhaseTime, RoundRecord
-from atoll.trace import TRACKS, chrome_trace, events_of, last_rounds
 from trace_format import check_trace
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import AuthError, BackendUnavailable, StoreUnavailable, WaitTimeout
+from atoll.runs.wait import wait
 from atoll.status import Reason, ReplicaState, RunStatus
 from atoll.testing.fakes import FakeClock
-from atoll.wait import wait
 
 RUNNING = RunStatus.uniform(2, ReplicaState.RUNNING, Reason.OK)
 DONE = RunStatus.uniform(2, ReplicaState.SUCCEEDED, Reason.OK)

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 from workspace_trees import nobodys_folder, plant
 
+from atoll.bundle import Bundle, build, fetch_and_unpack, upload
+from atoll.bundle.pack import look_at, write_archive
 from atoll.errors import ConfigError
 from atoll.stores.memory import MemoryStore
-from atoll.workspace import Bundle, build, fetch_and_unpack, upload
-from atoll.workspace.bundle import write_archive
-from atoll.workspace.entries import look_at
 from repository import DOCS
 
 MIB = 1024**2
@@ -254,7 +253,7 @@ def test_the_name_of_the_file_written_to_is_not_in_the_bytes(tmp_path: Path) -> 
 
 def test_importing_the_module_loads_nothing_heavy() -> None:
     heavy = ["pathspec", "tarfile", "subprocess", "gzip", "tempfile", "shutil", "mmap"]
-    code = f"import sys, atoll.workspace; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, atoll.bundle; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

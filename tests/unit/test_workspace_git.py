@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from workspace_trees import by_git, by_walk, forget_git_settings, git, listed, names, nobodys_folder, plant
 
+from atoll.bundle.files import list_files
 from atoll.errors import ConfigError
-from atoll.workspace.listing import list_files
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from workspace_trees import plant
 
+from atoll.bundle import Manifest, build
+from atoll.bundle.pack import LinkProblem, biggest_shares, printable, resolve, size_text
 from atoll.errors import ConfigError
-from atoll.workspace import Manifest, build
-from atoll.workspace.entries import LinkProblem, resolve
-from atoll.workspace.manifest import biggest_shares, printable, size_text
 
 MIB = 1024**2
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.bundle import build, fetch_and_unpack, upload
+from atoll.bundle.unpack import Refused, _ForwardReader
 from atoll.errors import ConfigError, KeyNotFound, StoreError
 from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
-from atoll.workspace import build, fetch_and_unpack, upload
-from atoll.workspace.extract import Refused, _ForwardReader
 
 MIB = 1024**2
 Member = tuple[tarfile.TarInfo, bytes]
@@ -353,7 +353,7 @@ _RANK = """
 import sys
 from pathlib import Path
 from atoll.stores.file.store import FileStore
-from atoll.workspace import fetch_and_unpack
+from atoll.bundle import fetch_and_unpack
 sys.stdin.readline()
 root = fetch_and_unpack(FileStore(Path(sys.argv[1])), sys.argv[2], Path(sys.argv[3]))
 print(sum(len(path.read_bytes()) for path in root.rglob("*") if path.is_file()))

@@ -9,7 +9,7 @@ from functools import cache
 
 from atoll import registry
 from atoll.executors.base import Capabilities
-from atoll.installing import install_command
+from atoll.registry import install_command
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*;.*extra *== *['\"]([A-Za-z0-9._-]+)['\"]")
 

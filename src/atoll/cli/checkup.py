@@ -10,12 +10,13 @@ from importlib.util import find_spec
 from shutil import which
 from typing import Any
 
-from atoll import __version__, config, registry
+from atoll import __version__, registry
 from atoll.cli.outage import store_hint
-from atoll.config import Config
+from atoll.context import home
 from atoll.errors import AtollError, ConfigError, UnknownName
 from atoll.executors.base import Check, Diagnoser
-from atoll.home import home
+from atoll.runs import config
+from atoll.runs.config import Config
 
 _LEAST_PYTHON = (3, 11)
 _COMPILERS = "`apt install gcc`, `dnf install gcc`, `xcode-select --install`"
@@ -119,8 +120,8 @@ def _codecs() -> Check:
 
 def _how_to_compile(reason: Exception) -> str:
     """What to install; nothing if that would not change it."""
-    from atoll.installing import reinstall_command
     from atoll.kernels.native import NotBuilt
+    from atoll.registry import reinstall_command
 
     if not isinstance(reason, NotBuilt):
         return ""

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from atoll import config, durations
+from atoll import units
 from atoll.cli.options import F, complete_backend, duration, pairs
 from atoll.cli.output import Output
 from atoll.cli.text import cut
-from atoll.config_fields import FIELDS
-from atoll.errors import ConfigError
-from atoll.problems import Problems
-from atoll.run import Draft, prepare
+from atoll.errors import ConfigError, Problems
+from atoll.runs import config
+from atoll.runs.config import FIELDS
+from atoll.runs.run import Draft, prepare
 
 _LONGEST = 100
 _OPTIONS: list[Callable[[Any], Any]] = [
@@ -83,7 +83,7 @@ def announce(out: Output, made: Draft) -> None:
     placement = made.spec.placement
     count = f"{placement.replicas} replica{'' if placement.replicas == 1 else 's'}"
     gpu = f" with {placement.gpu}" if placement.gpu else ""
-    limit = durations.text(placement.timeout_s)
+    limit = units.duration_text(placement.timeout_s)
     run_id = out.paint(made.spec.run_id, "bold", on_stderr=True)
     out.say(f"{run_id}  {made.spec.task.entry} on {made.executor.name}: {count}{gpu}, at most {limit}")
     out.say(out.paint(f"  store {made.store.uri}", "dim", on_stderr=True))

@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from atoll import durations
+from atoll import units
 from atoll.cli.text import one_line
-from atoll.failures import ranks_text
+from atoll.result import ranks_text
 from atoll.status import ReplicaState, ReplicaStatus
 
 _TOLD = 8
@@ -31,7 +31,7 @@ def ending_text(replica: ReplicaStatus, now: float) -> str:
     """Such as `rank 1 failed at 14:08:02, after 16s: killed by SIGKILL (killed, exit code 137)`."""
     when = "" if replica.ended_at is None else f" at {_moment(replica.ended_at, now)}"
     if replica.ended_at is not None and replica.started_at is not None:
-        when += f", after {durations.text(replica.ended_at - replica.started_at)}"
+        when += f", after {units.duration_text(replica.ended_at - replica.started_at)}"
     why = one_line(replica.message.strip().partition("\n")[0])
     if why.startswith(f"{replica.state} "):
         why = why.removeprefix(f"{replica.state} ")  # `cancelled on request`

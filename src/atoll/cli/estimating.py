@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
-from atoll import sizes
+from atoll import units
 from atoll.cli.phases import seconds_text
 from atoll.cli.text import Cell, Column, Table, pairs_text, table_text
-from atoll.estimate import Estimate, Pace
-from atoll.prices import AS_OF, SERVICES
+from atoll.reports.estimate import AS_OF, SERVICES, Estimate, Pace
 
 _WAYS = {"whole": "everyone fetches every update", "scatter": "scatter-reduce"}
 
@@ -37,8 +36,8 @@ def _facts(made: Estimate) -> list[tuple[str, str | Cell]]:
     puts, gets = exchange.bulk_puts + exchange.record_puts, exchange.bulk_gets + exchange.record_gets
     facts: list[tuple[str, str | Cell]] = [
         ("a round", f"every {seconds_text(made.blocking.compute_s)} of computing; {_WAYS[exchange.mode]}"),
-        (part, f"{sizes.text(exchange.update_bytes)} in {exchange.chunks} chunks"),
-        ("each replica", f"{sizes.text(exchange.bytes_up)} up, {sizes.text(exchange.bytes_down)} down"),
+        (part, f"{units.size_text(exchange.update_bytes)} in {exchange.chunks} chunks"),
+        ("each replica", f"{units.size_text(exchange.bytes_up)} up, {units.size_text(exchange.bytes_down)} down"),
         ("", f"{puts:.0f} PUT, {gets:.0f} GET, {ceil(exchange.record_lists)} LIST"),
         ("exchange", f"{seconds_text(exchange.pipelined_s)}; {seconds_text(exchange.phased_s)} phase after phase"),
         ("blocking", _exposed(made.blocking)),

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from atoll import durations, index, journal, registry
+from atoll import journal, registry, units
 from atoll.cli.parallel import ask_all
 from atoll.cli.render import STATE_STYLES
 from atoll.cli.text import Cell, Column, Table, one_line
-from atoll.config import Config
 from atoll.errors import AtollError, RunNotFound
-from atoll.run import Run
+from atoll.runs import index
+from atoll.runs.config import Config
+from atoll.runs.run import Run
 from atoll.spec import RunSpec
 from atoll.status import ReplicaState
 from atoll.stores.base import Store
@@ -81,7 +82,7 @@ def listing_table(rows: Sequence[Row], *, now: float) -> Table:
             Cell(row.state, STATE_STYLES[ReplicaState(row.state)] if row.state in set(ReplicaState) else "lost"),
             Cell(_short_counts(row)),
             Cell(row.executor),
-            Cell("" if row.at is None else durations.text(now - row.at)),
+            Cell("" if row.at is None else units.duration_text(now - row.at)),
             Cell(one_line(row.store), "dim"),
             Cell(one_line(row.message.partition("\n")[0])),
         )
@@ -128,4 +129,4 @@ def _answers(look: Callable[[Any], Row], items: Sequence[Any], unseen: Sequence[
 
 
 def _late(within_s: float) -> str:
-    return f"no answer within {durations.text(within_s)}"
+    return f"no answer within {units.duration_text(within_s)}"

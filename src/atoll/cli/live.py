@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from atoll import durations
+from atoll import units
 from atoll.cli.lookout import Lookout
 from atoll.cli.outage import Outage, View
 from atoll.cli.output import Output
@@ -19,7 +19,7 @@ from atoll.cli.text import Table, table_text
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
-from atoll.run import Run, could_restart
+from atoll.runs.run import Run, could_restart
 from atoll.status import RunStatus
 
 RICH = {
@@ -73,7 +73,7 @@ def headline(run_id: str, status: RunStatus, now: float) -> Text:
         (run_id, "bold"),
         "  ",
         (str(status.state), RICH[STATE_STYLES[status.state]]),
-        f"  {durations.text(took)}" if took is not None else "",
+        f"  {units.duration_text(took)}" if took is not None else "",
         (f"  {counts_text(status)}", "dim"),
     )
 

@@ -9,7 +9,7 @@ from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting, latest_records, waiting_for
 from atoll.rounds.timeline import RoundRecord
-from atoll.run import Run
+from atoll.runs.run import Run
 from atoll.status import RunStatus
 from atoll.stores.fast import with_patience
 

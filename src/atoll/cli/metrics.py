@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll import sizes
+from atoll import units
 from atoll.cli.text import Cell, Column
 from atoll.status import ReplicaStatus, RunStatus
 
@@ -44,7 +44,7 @@ def metric_cell(replica: ReplicaStatus, name: str) -> Cell:
 def metric_text(name: str, value: float) -> str:
     """Bytes as amounts, shares in per cent, anything else as a number."""
     if name == _TOTAL or name.startswith("bytes_") or name.endswith("_bytes"):
-        return sizes.text(value)
+        return units.size_text(value)
     if name.endswith("_share") and 0.0 <= value <= 1.0:
         return percent(value)
     return number_text(value)

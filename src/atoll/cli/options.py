@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from atoll import durations
+from atoll import units
 from atoll.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,14 +17,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 def duration(text: str) -> float:
     """`90`, `90s`, `15m`, `2h`, `1d` -> seconds."""
     try:
-        return durations.seconds(text)
+        return units.parse_duration(text)
     except ValueError as exc:
         raise click.BadParameter(f"`{text}`: {exc}.") from exc
 
 
 def complete_run(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Run ids of the local index."""
-    from atoll.index import everything
+    from atoll.runs.index import everything
 
     return [known.run_id for known in everything() if known.run_id.startswith(incomplete)]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from atoll import durations
+from atoll import units
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import AtollError, BackendError, StoreError, StoreUnavailable
-from atoll.run import Run
+from atoll.runs.run import Run
 from atoll.status import RunStatus
 
 NO_ANSWER = "is the address right, and does the service there answer?"
@@ -61,7 +61,7 @@ class Outage:
         now = self._clock.monotonic()
         if error is None:
             began, self._began, self.text = self._began, None, ""
-            return "" if began is None else f"{self._who} answers again, after {durations.text(now - began)}"
+            return "" if began is None else f"{self._who} answers again, after {units.duration_text(now - began)}"
         if self._began is None:
             self._since = time.strftime("%H:%M:%S", time.localtime(self._clock.time()))
             self._began, self._told = now, now - _TOLD_EVERY_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atoll import durations, sizes
+from atoll import units
 from atoll.cli.metrics import percent
 from atoll.cli.text import Cell, Column, Table
 from atoll.rounds.timeline import PHASES, RoundRecord
@@ -78,14 +78,14 @@ def _row(record: RoundRecord, now: float | None) -> tuple[Cell, ...]:
     return (
         Cell(str(record.rank), "bold"),
         Cell(str(record.round_no) + ("" if record.is_over else "?"), "" if record.is_over else "bad"),
-        *([] if now is None else [Cell(durations.text(now - record.time - record.exchange_s), "dim")]),
+        *([] if now is None else [Cell(units.duration_text(now - record.time - record.exchange_s), "dim")]),
         Cell(seconds_text(total_s)),
         Cell(shape(record), "busy"),
         *(Cell(share(record.wall_s(name)) if name in record.phases else "") for name in PHASES),
         Cell(share(record.exposed_s), "warn" if total_s > 0 and record.exposed_s > total_s / 2 else ""),
         Cell(percent(record.hidden_share)),
-        Cell(sizes.text(record.bytes_up)),
-        Cell(sizes.text(record.bytes_down)),
+        Cell(units.size_text(record.bytes_up)),
+        Cell(units.size_text(record.bytes_down)),
         Cell(str(sum(record.requests.values()))),
         Cell(str(record.retries) if record.retries else "", "warn"),
     )

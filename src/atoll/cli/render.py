@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from atoll import durations
+from atoll import units
 from atoll.cli.metrics import REJECTED, metric_cell, metric_columns, metric_names, metric_text, shown_metrics
 from atoll.cli.text import Cell, Column, Table, cut, one_line
 from atoll.cli.waits import SILENT_S
-from atoll.failures import again_text
-from atoll.result import ReplicaOutcome, RunResult
+from atoll.result import ReplicaOutcome, RunResult, again_text
 from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
@@ -210,7 +209,7 @@ def beat_cell(replica: ReplicaStatus, now: float) -> Cell:
     if at is None or replica.state.is_terminal:
         return Cell("")
     age_s = max(0.0, now - at)
-    return Cell(durations.text(age_s), "bad" if age_s > SILENT_S else "dim")
+    return Cell(units.duration_text(age_s), "bad" if age_s > SILENT_S else "dim")
 
 
 def detail_cell(replica: ReplicaStatus) -> Cell:
@@ -227,7 +226,7 @@ def _first_line(text: str) -> str:
 def age_of(replica: ReplicaStatus, now: float) -> str:
     if replica.started_at is None:
         return ""
-    return durations.text((now if replica.ended_at is None else replica.ended_at) - replica.started_at)
+    return units.duration_text((now if replica.ended_at is None else replica.ended_at) - replica.started_at)
 
 
 def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None) -> list[str]:
@@ -243,7 +242,7 @@ def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None
 def verdict(result: RunResult, took_s: float | None) -> str:
     """The last line of a run that went well: how many there were, how long it took, who was restarted."""
     count = len(result.outcomes)
-    took = f" in {durations.text(took_s)}" if took_s is not None else ""
+    took = f" in {units.duration_text(took_s)}" if took_s is not None else ""
     said = f"run `{result.run_id}` succeeded: {count} replica{'' if count == 1 else 's'}{took}"
     return "; ".join(filter(None, (said, again_text(result.outcomes))))
 

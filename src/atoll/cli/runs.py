@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atoll import config, index, journal, registry
-from atoll.config import Config
+from atoll import journal, registry
 from atoll.errors import RunNotFound, closest
 from atoll.handle import RunHandle
-from atoll.run import Run, attach
+from atoll.runs import config, index
+from atoll.runs.config import Config
+from atoll.runs.run import Run, attach
+from atoll.runs.stored import Witness
 from atoll.stores.base import Store
-from atoll.witness import Witness
 
 
 def find_run(name: str, store: str | None) -> Run:

@@ -26,7 +26,7 @@ from atoll.cli.trend import Trend
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
 from atoll.rounds.timeline import RoundRecord
-from atoll.run import Run, could_restart
+from atoll.runs.run import Run, could_restart
 from atoll.status import RunStatus
 
 _AROUND = 6

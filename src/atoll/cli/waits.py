@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from atoll import durations
-from atoll.failures import better_text
+from atoll import units
+from atoll.result import better_text
 from atoll.rounds.metrics import Waiting
 from atoll.status import ReplicaState, ReplicaStatus, RunStatus
 
@@ -38,7 +38,7 @@ def outlook_text(waiting: Waiting | None, status: RunStatus, run_id: str, now: f
     outlook = waiting.outlook
     if outlook is None:
         return why if ended else ""
-    left = durations.text(outlook.until - now) if outlook.until - now >= 1 else "a moment"
+    left = units.duration_text(outlook.until - now) if outlook.until - now >= 1 else "a moment"
     if outlook.goes_on:
         return f"goes on without {_them(missing)} in {left}" + (f"; {why}" if ended else "")
     if needed := _needed(waiting, missing, ended):
@@ -74,7 +74,7 @@ def _trouble(replica: ReplicaStatus, now: float) -> str:
     if replica.state is not ReplicaState.RUNNING:
         return str(replica.state)
     at = replica.progress.beat_at
-    return f"silent for {durations.text(now - at)}" if at is not None and now - at > SILENT_S else ""
+    return f"silent for {units.duration_text(now - at)}" if at is not None and now - at > SILENT_S else ""
 
 
 def _it(replicas: Sequence[ReplicaStatus]) -> str:

@@ -12,7 +12,7 @@ from atoll.cli.output import Output
 from atoll.cli.render import progress_line, status_json
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.errors import AtollError
-from atoll.run import Run, could_restart
+from atoll.runs.run import Run, could_restart
 from atoll.status import RunStatus
 
 _LINE_EVERY_S = 5.0

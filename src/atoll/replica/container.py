@@ -21,18 +21,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from atoll.context import (
-    ATTEMPT,
-    GRACE,
-    LABEL,
-    RANK,
-    RENDEZVOUS,
-    RUN_ID,
-    STORE,
-    TIMEOUT,
-    WORLD_SIZE,
-    ReplicaContext,
-)
+from atoll.context import ATTEMPT, GRACE, LABEL, RANK, RENDEZVOUS, RUN_ID, STORE, TIMEOUT, WORLD_SIZE, ReplicaContext
 from atoll.errors import AtollError, ConfigError, KeyExists
 from atoll.keys import RunKeys
 from atoll.replica.spool import Spool, write_json

@@ -24,10 +24,10 @@ from typing import Any
 
 import atoll
 from atoll.context import ReplicaContext, make_current
-from atoll.entry import Entry, loading, object_problem, playing
 from atoll.errors import AtollError, ConfigError, CorruptUpdate, InternalError, QuorumLost, StoreUnavailable
 from atoll.keys import RunKeys
 from atoll.replica.spool import Attempt, Spool, write_at_any_price
+from atoll.spec import Entry, loading, object_problem, playing
 from atoll.status import Reason, ReplicaState
 
 _LEADING = ("atoll/replica/", "importlib/", "<frozen ")
@@ -126,7 +126,7 @@ def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
     """Go to the folder with the user's code, and make it importable."""
     code = task["code"]
     if code["kind"] == "bundle":
-        from atoll.workspace import fetch_and_unpack
+        from atoll.bundle import fetch_and_unpack
 
         assert context.spool is not None
         shelf = Path(context.spool).parents[1] / "code"

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from atoll import kernels
-from atoll.arguments import Kind, check_fields, is_number, one_of
 from atoll.rounds.codecs.base import F32, as_bytes
 from atoll.rounds.frames import digest
+from atoll.validation import Kind, check_fields, is_number, one_of
 
 _TILE = 1 << 17  # elements worked on at once: what one operation leaves in the cache is there for the next
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from atoll.arguments import SECONDS, SECONDS_ABOVE_0, Kind, check_fields, is_count, is_number, one_of
 from atoll.errors import InvalidSpec
+from atoll.validation import SECONDS, SECONDS_ABOVE_0, Kind, check_fields, is_count, is_number, one_of
 
 
 @dataclass(frozen=True)

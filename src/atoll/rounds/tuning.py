@@ -13,8 +13,8 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
-from atoll.arguments import COUNT, INDEX, SECONDS, SECONDS_ABOVE_0, SWITCH, Kind, check_fields, is_count, is_number
 from atoll.errors import InvalidSpec
+from atoll.validation import COUNT, INDEX, SECONDS, SECONDS_ABOVE_0, SWITCH, Kind, check_fields, is_count, is_number
 
 CHUNK_MULTIPLE = 1024
 """A chunk holds a multiple of this many elements, so that the blocks of a codec never straddle two chunks."""

@@ -13,7 +13,7 @@ from atoll.executors.base import Executor
 from atoll.handle import RunHandle
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome
-from atoll.run import Run, prepare
+from atoll.runs.run import Run, prepare
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.status import ReplicaState
 

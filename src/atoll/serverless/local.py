@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from atoll.context import default_store
 from atoll.executors.local.executor import LocalExecutor
-from atoll.home import default_store
 from atoll.serverless.facade import Facade
 from atoll.serverless.protocol import ReplicaHandle
 

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from atoll.errors import AtollError, ConfigError, KeyExists, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
-from atoll.extras import require
+from atoll.registry import require
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 from atoll.stores.probe import probe
 

@@ -12,7 +12,7 @@ import pytest
 from atoll import journal
 from atoll.errors import BackendError, Conflict
 from atoll.handle import RunHandle
-from atoll.run import Run
+from atoll.runs.run import Run
 from atoll.status import ReplicaState
 from atoll.testing.executor_bench import Bench, Call, Fault
 from atoll.testing.executor_elsewhere import Elsewhere, spread, steps_of_submit, submit_at_once, submit_killed_at

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.executors.base import Executor
-from atoll.run import Draft, prepare
+from atoll.runs.run import Draft, prepare
 
 JOBS = "atoll.testing.contract_jobs"
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from atoll._time import Deadline, backoff
 from atoll.executors.base import Executor, Plan
-from atoll.run import Run
+from atoll.runs.run import Run
+from atoll.runs.wait import wait
 from atoll.status import RunStatus
 from atoll.testing import contract_jobs
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_order import Order
-from atoll.wait import wait
 
 T = TypeVar("T")
 

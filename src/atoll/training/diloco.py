@@ -28,9 +28,8 @@ from typing import Any, Self, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
-from atoll import arguments
+from atoll import validation
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.arguments import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole, one_of
 from atoll.context import ReplicaContext, current, numbers
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.rounds.client import RoundClient
@@ -47,13 +46,14 @@ from atoll.training.inner import Feed, InnerOptimizers, Pace, Stateful, elements
 from atoll.training.loop import OuterLoop, StoppableClock
 from atoll.training.model import BufferPolicy, ModelVector, refuse_strangers
 from atoll.training.outer import Average, Nesterov, Stream, agreed_rule, default_codec
+from atoll.validation import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole, one_of
 
 
 def check_arguments(called: str, given: Mapping[str, Any]) -> SimpleNamespace:
     """The arguments of a method of `DiLoCo`, checked and with plain numbers; `given` is its `locals()`."""
     is_swapped = isinstance(given.get("model"), Optimizer) and isinstance(given.get("inner_optimizer"), nn.Module)
     hint = f"the model comes first: `{called}(model, inner_optimizer, …)`" if is_swapped else None
-    return SimpleNamespace(**arguments.check_arguments(called, given, _KINDS, hint))
+    return SimpleNamespace(**validation.check_arguments(called, given, _KINDS, hint))
 
 
 def _is_quorum(value: object) -> bool:

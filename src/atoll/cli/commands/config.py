@@ -6,12 +6,11 @@ import json
 
 import click
 
-from atoll import config
 from atoll.cli.app import command
 from atoll.cli.output import Output
 from atoll.cli.text import Cell, Column, Table, table_text
-from atoll.config import Setting
-from atoll.config_fields import FIELDS
+from atoll.runs import config
+from atoll.runs.config import FIELDS, Setting
 
 
 @command("Set up", short_help="Show every setting and where it came from.")

@@ -11,8 +11,8 @@ from atoll.cli.checkup import Finding, backend_findings, machine_findings, store
 from atoll.cli.options import complete_backend
 from atoll.cli.output import Output
 from atoll.cli.text import Cell, Column, Table, one_line, table_text
+from atoll.context import default_store
 from atoll.errors import AtollError, BackendError, ConfigError, StoreError
-from atoll.home import default_store
 
 _ERRORS: dict[str, type[AtollError]] = {"machine": ConfigError, "backend": BackendError, "store": StoreError}
 

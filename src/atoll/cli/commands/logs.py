@@ -21,7 +21,7 @@ from atoll.cli.ranks import ranks
 from atoll.cli.runs import find_run
 from atoll.cli.text import styled
 from atoll.errors import AtollError, ConfigError
-from atoll.run import Run
+from atoll.runs.run import Run
 from atoll.status import ReplicaStatus
 
 _TAIL = 100

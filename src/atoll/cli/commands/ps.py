@@ -6,12 +6,12 @@ import time
 
 import click
 
-from atoll import config
 from atoll.cli.app import command
 from atoll.cli.listing import from_index, from_store, listing_table
 from atoll.cli.options import duration
 from atoll.cli.output import Output
 from atoll.cli.text import table_text
+from atoll.runs import config
 
 _SHOWN = 20
 

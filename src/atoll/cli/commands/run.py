@@ -16,7 +16,7 @@ from atoll.cli.render import counts_text, elapsed_s, live_table, next_commands, 
 from atoll.cli.text import pairs_text, table_text
 from atoll.cli.watch import watch
 from atoll.errors import ConfigError
-from atoll.run import Draft, Run
+from atoll.runs.run import Draft, Run
 from atoll.status import RunStatus
 
 _SHOWN = 16

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from atoll import durations
+from atoll import units
 from atoll.cli.app import command
 from atoll.cli.lookout import Lookout
 from atoll.cli.options import run_argument, store_option
@@ -17,7 +17,7 @@ from atoll.cli.text import Cell, pairs_text, table_text
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.cli.watch import watch
 from atoll.rounds.metrics import Waiting
-from atoll.run import Run, could_restart
+from atoll.runs.run import Run, could_restart
 from atoll.status import RunStatus
 
 
@@ -47,7 +47,7 @@ def status_text(run: Run, status: RunStatus, out: Output, waiting: Waiting | Non
         ("state", state_cell(status.state)),
         ("replicas", Cell(counts_text(status))),
         ("entry", Cell(run.spec.task.entry)),
-        ("time", Cell(durations.text(took) if took is not None else "not started")),
+        ("time", Cell(units.duration_text(took) if took is not None else "not started")),
         ("handle", Cell(handle_text(run) or "none: never started")),
         ("store", Cell(run.store.uri)),
     ]

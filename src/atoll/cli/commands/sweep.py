@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from atoll import config, registry
+from atoll import registry
 from atoll.cli.app import command
 from atoll.cli.options import complete_backend
 from atoll.cli.output import Output
 from atoll.cli.text import Cell, Column, Table, one_line, table_text
-from atoll.config import Config
 from atoll.errors import AtollError, BackendError, ConfigError
 from atoll.executors.base import Executor, Stray, Sweeper
+from atoll.runs import config
+from atoll.runs.config import Config
 
 
 @command("End", short_help="Find and stop what still runs of runs that are over.")

@@ -16,9 +16,9 @@ from atoll.cli.runs import find_place, suggesting
 from atoll.errors import ConfigError, RoundError, RunNotFound
 from atoll.keys import RunKeys
 from atoll.names import key_name
+from atoll.reports.trace import chrome_trace, events_of, last_rounds
 from atoll.rounds.metrics import round_events, round_records
 from atoll.stores.base import Store
-from atoll.trace import chrome_trace, events_of, last_rounds
 
 
 @command("Look", short_help="Write the timeline of a run's rounds for Perfetto or Chrome.")

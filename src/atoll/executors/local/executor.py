@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline
-from atoll.context import RESERVED, RunContext
+from atoll.context import RESERVED, RunContext, home
 from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, SubmitError, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.local import gpus
 from atoll.executors.local.logs import follow_lines, last_lines, lines
 from atoll.executors.local.request import CAPABILITIES, local_request, local_status
 from atoll.handle import RunHandle
-from atoll.home import home
 from atoll.replica import processes
 from atoll.replica.spool import Spool, read_json
 from atoll.spec import Placement

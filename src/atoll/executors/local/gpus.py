@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.gpu import KNOWN, Gpu
+from atoll.spec import KNOWN, Gpu
 
 _QUERY = ["nvidia-smi", "--query-gpu=uuid,name", "--format=csv,noheader"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.errors import AtollError
 from atoll.executors.sagemaker import errors
-from atoll.extras import require
+from atoll.registry import require
 
 
 class Pace:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.arguments import keyword_problems
 from atoll.context import RUN_ID, STORE, RunContext
 from atoll.errors import InvalidSpec, RunNotFound, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan
@@ -27,6 +26,7 @@ from atoll.executors.sagemaker.submit import Launch
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
+from atoll.validation import keyword_problems
 
 
 class SageMakerTrainingExecutor:

@@ -21,9 +21,8 @@ from atoll.context import GRACE, RENDEZVOUS, STORE, RunContext, rank_environment
 from atoll.errors import did_you_mean
 from atoll.executors.base import Capabilities, check
 from atoll.executors.sagemaker.limits import limit_problems
-from atoll.gpu import Gpu
 from atoll.names import native_name
-from atoll.spec import Placement
+from atoll.spec import Gpu, Placement
 
 
 @dataclass(frozen=True)

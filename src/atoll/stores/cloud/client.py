@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from atoll.errors import ConfigError
-from atoll.extras import require
+from atoll.registry import require
 from atoll.stores.cloud.address import CloudAddress
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
-from atoll.installing import install_command
+from atoll.registry import install_command
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")

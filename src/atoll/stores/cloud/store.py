@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, backoff
 from atoll.errors import KeyExists, StoreError, StoreUnavailable
-from atoll.extras import require
+from atoll.registry import require
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 from atoll.stores.cloud.address import CloudAddress, parse_address
 from atoll.stores.cloud.client import CloudSettings, build_client, is_own_endpoint

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
-from atoll.installing import install_command
+from atoll.registry import install_command
 from atoll.rounds.codecs.base import F32
 from atoll.rounds.layout import ITEM_BYTES, Layout
 from atoll.stores.base import Buffer

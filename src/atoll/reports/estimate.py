@@ -5,6 +5,10 @@
 The model: a replica is bound by its network and by trips to the store. With updates of S bytes, B bytes a second and L
 seconds a trip, fetching whole updates takes 2 L + (N-1) S/B; scatter-reduce takes 4 L + 2 (N-1)/N S/B when everything
 overlaps, and S/B more when one phase waits for the other. Encoding, summing and slow replicas come on top.
+
+What requests to object stores cost, and how many a second they take at first. Data, with its date and source.
+
+Transfer between a bucket and machines in the same region is free with all three; storage of a few rounds is small.
 """
 
 from __future__ import annotations
@@ -16,9 +20,44 @@ from math import ceil
 from typing import Any
 
 from atoll.errors import InvalidSpec
-from atoll.prices import AS_OF, SERVICES, Prices
 from atoll.rounds import codecs
 from atoll.rounds.tuning import CHUNK_MULTIPLE, Grid, Tuning, default_chunk
+
+AS_OF = "2026-11"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """One service: dollars for one request of each kind."""
+
+    name: str
+    put: float
+    get: float
+    list: float
+    """DELETE is free everywhere."""
+    puts_per_s: int
+    """Writes a second that it takes before it has adapted to more."""
+    source: str
+
+    def dollars(self, puts: float, gets: float, lists: float) -> float:
+        return puts * self.put + gets * self.get + lists * self.list
+
+
+SERVICES = (
+    Prices(
+        "S3", 5e-6, 4e-7, 5e-6, 3_500,
+        "Standard, us-east-1 (docs): $0.005 per 1 000 PUT or LIST, $0.0004 per 1 000 GET; 3 500 writes/s on a prefix",
+    ),
+    Prices(
+        "GCS", 5e-6, 4e-7, 5e-6, 1_000,
+        "Standard, one region (from memory): $0.005 per 1 000 class A, $0.0004 class B; 1 000 writes/s at first (docs)",
+    ),
+    Prices(
+        "Azure", 5.5e-6, 4.4e-7, 5.5e-6, 20_000,
+        "Blob hot LRS (from memory): about $0.055 per 10 000 writes or lists, $0.0044 reads; 20 000 requests/s",
+    ),
+)  # fmt: skip
+
 
 MODES = ("auto", "whole", "scatter")
 CONNECTION_BYTES_S = 100e6

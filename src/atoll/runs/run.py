@@ -1,32 +1,77 @@
-"""What the user holds: `launch` starts a run, `attach` finds one again, `Run` is the run."""
+"""What the user holds: `launch` starts a run, `attach` finds one again, `Run` is the run.
+
+The parts of preparing a run that look at the user's code: how replicas get it, and whether the entry is in it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from atoll import index, journal, registry, stored_logs
+from atoll import journal, registry
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.context import RunContext
-from atoll.entry import is_loading, is_own_script
-from atoll.errors import AtollError, BackendError, ConfigError, RunNotFound, WaitTimeout
+from atoll.context import RunContext, default_store
+from atoll.errors import AtollError, BackendError, ConfigError, Problems, RunNotFound, WaitTimeout
 from atoll.executors.base import Executor, Originator, Plan, Preflighter
-from atoll.failures import ranks_text
 from atoll.handle import RunHandle
-from atoll.home import default_store
 from atoll.journal import Cancel
-from atoll.preparing import check_entry, code_for, task_alone, with_path
-from atoll.problems import Problems
-from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of
+from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
-from atoll.spec import Code, RunSpec
+from atoll.runs import entry_check, index, stored
+from atoll.runs.stored import Witness
+from atoll.runs.wait import OnDeadline, wait
+from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
 from atoll.stores.base import Store
 from atoll.stores.fast import with_patience
-from atoll.wait import OnDeadline, wait
-from atoll.witness import Witness
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as exc:
+        raise ConfigError("the working folder was deleted", hint="cd to another one, or give `workspace`") from exc
+
+
+def code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
+    """How replicas get the code: in place where they share our files, else a bundle of `workspace`, else the image."""
+    if workspace is not None:
+        from atoll.bundle import build
+
+        bundle = build(Path(workspace))
+        return Code.bundle(bundle.digest), bundle
+    if "in_place" in executor.capabilities.code:
+        return Code.in_place(_working_folder()), None
+    return Code.image(), None
+
+
+def task_alone(entry: str | Callable[..., Any], code: Code, spec: Mapping[str, Any]) -> Task | None:
+    """The task of a run whose placement is not valid: what is wrong with its entry point can be told all the same."""
+    try:
+        return RunSpec.build(entry, code=code, args=spec.get("args"), argv=spec.get("argv", ())).task
+    except ConfigError:
+        return None
+
+
+def check_entry(task: Task, workspace: str | None) -> None:
+    """Raise `InvalidSpec` if the code is on this machine and the entry point does not fit it."""
+    if task.code.root is not None:
+        entry_check.check(task, task.code.root)
+    elif workspace is not None:
+        entry_check.check_sent(task, workspace)
+
+
+def with_path(built: RunSpec) -> RunSpec:
+    """The same, with the folder in which replicas will find the module."""
+    code = built.task.code
+    if code.root is None:
+        return built
+    code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
+    return replace(built, task=replace(built.task, code=code))
+
 
 _ASK_S = 10.0
 """Who waits for a run and says how it goes is not silent for longer because the store is."""
@@ -174,7 +219,7 @@ class Draft:
 
     def _upload(self) -> None:
         if self.bundle is not None:
-            from atoll.workspace import upload
+            from atoll.bundle import upload
 
             upload(self.bundle, self.store)
 
@@ -307,7 +352,7 @@ class Run:
                     raise
                 # The machine or the job is gone; the store still has what was sealed.
         is_over = lambda: self.status(progress=False).replicas[rank].state.is_terminal  # noqa: E731
-        yield from stored_logs.lines(
+        yield from stored.lines(
             self._witness,
             rank,
             tail=tail,

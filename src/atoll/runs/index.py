@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from atoll.context import home
 from atoll.errors import ConfigError
-from atoll.home import home
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ Nothing heavy is imported until one of the three is called.
 
 from __future__ import annotations
 
-from atoll.workspace.bundle import MAX_BYTES, MAX_FILES, Bundle, build, upload
-from atoll.workspace.manifest import Manifest
-from atoll.workspace.unpack import fetch_and_unpack
+from atoll.bundle.pack import MAX_BYTES, MAX_FILES, Bundle, Manifest, build, upload
+from atoll.bundle.unpack import fetch_and_unpack
 
 __all__ = ["MAX_BYTES", "MAX_FILES", "Bundle", "Manifest", "build", "fetch_and_unpack", "upload"]

@@ -15,9 +15,8 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from atoll.entry import Entry, unfit
 from atoll.errors import InvalidSpec, did_you_mean
-from atoll.spec import Task
+from atoll.spec import Entry, Task, unfit
 
 _BIND_AT_RUN_TIME = {"globals", "exec", "setattr", "__getattr__"}
 
