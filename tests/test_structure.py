@@ -106,7 +106,7 @@ def modules_after(code: str) -> set[str]:
         "import atoll.replica.supervisor, atoll.replica.entry_runner",
         "import atoll.executors.local.executor",
         "import atoll.cli.main",
-        "import atoll.reports.estimate, atoll.cli.estimating",
+        "import atoll.reports.estimate, atoll.cli.commands.estimate",
     ],
 )
 def test_nothing_heavy_is_loaded(code):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from cli_process import Cli
 
-from atoll.cli.endings import ending_lines, ending_text, silence_text
+from atoll.cli.render import ending_lines, ending_text, silence_text
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus
 
 NOW = 1_000_000.0

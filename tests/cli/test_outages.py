@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import pytest
 from cli_process import Cli
 
-from atoll.cli.outage import Outage
 from atoll.cli.output import Output
-from atoll.cli.watch import watch
+from atoll.cli.watch import Outage, watch
 from atoll.errors import BackendUnavailable, StoreUnavailable
 from atoll.registry import open_store
 from atoll.runs.run import Run, prepare

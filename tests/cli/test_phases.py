@@ -13,10 +13,9 @@ from rich.console import Console
 from rounds_of_a_run import SIZE, hold_rounds, joined, store_at
 
 from atoll.cli.live import waiting_lines
-from atoll.cli.metrics import metric_text, shown_metrics
+from atoll.cli.output import table_text
 from atoll.cli.phases import legend, phases_table, round_json, seconds_text, shape
-from atoll.cli.render import live_table
-from atoll.cli.text import table_text
+from atoll.cli.render import live_table, metric_text, shown_metrics
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
 from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys

@@ -10,12 +10,24 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.cli.envelope import dumps, envelope, error_record
-from atoll.cli.following import merged
-from atoll.cli.interrupts import deferred_interrupt
-from atoll.cli.options import json_or_text, pairs
-from atoll.cli.parallel import ask_all
-from atoll.cli.ranks import ranks
+from atoll.cli.commands.logs import merged
+from atoll.cli.commands.ps import ask_all
+from atoll.cli.commands.top import Trend, bars
+from atoll.cli.launch_options import json_or_text, pairs, ranks
+from atoll.cli.output import (
+    Cell,
+    Column,
+    Table,
+    cut,
+    display_width,
+    dumps,
+    envelope,
+    error_record,
+    one_line,
+    pairs_text,
+    styled,
+    table_text,
+)
 from atoll.cli.render import (
     counts_text,
     elapsed_s,
@@ -27,8 +39,7 @@ from atoll.cli.render import (
     status_table,
     top_table,
 )
-from atoll.cli.text import Cell, Column, Table, cut, display_width, one_line, pairs_text, styled, table_text
-from atoll.cli.trend import Trend, bars
+from atoll.cli.watch import deferred_interrupt
 from atoll.errors import ConfigError, Conflict, Unsupported
 from atoll.result import ReplicaOutcome
 from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus

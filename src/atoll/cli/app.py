@@ -1,18 +1,34 @@
-"""The tree of commands, found in `atoll.cli.commands` and loaded when used; and the one place that reports errors."""
+"""The tree of commands, found in `atoll.cli.commands` and loaded when used; and the one place that reports errors.
+
+An exception nobody expected, told as a bug of ours: where it happened, and what to send along.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
 import click
 
-from atoll.cli.envelope import error_record
 from atoll.cli.main import COMPLETE
-from atoll.cli.output import Output
-from atoll.errors import AtollError, UnknownName, UsageError, did_you_mean
+from atoll.cli.output import Output, error_record
+from atoll.errors import AtollError, InternalError, UnknownName, UsageError, did_you_mean
+
+_SHOWN = 4
+
+
+def crash(exc: BaseException) -> InternalError:
+    """The error to report; `ATOLL_DEBUG=1` shows the whole traceback."""
+    frames = traceback.extract_tb(exc.__traceback__)[-_SHOWN:]
+    places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    error = InternalError("\n".join([f"{type(exc).__name__}: {exc}", *places]))
+    error.hint = f"{error.hint}; ATOLL_DEBUG=1 shows more"
+    error.__cause__ = exc
+    return error
+
 
 SECTIONS = ("Start", "Look", "End", "Set up")
 _COMMANDS = "atoll.cli.commands"
@@ -122,8 +138,6 @@ def invoke(argv: list[str]) -> int:
     except BrokenPipeError:
         raise  # the reader has had enough; `main` knows
     except Exception as exc:  # noqa: BLE001  the last line of defence: a bug of ours, told in our own form
-        from atoll.cli.crash import crash
-
         return _fail(out, crash(exc))
 
 
@@ -152,7 +166,7 @@ def _usage(exc: click.UsageError) -> UsageError:
 
 def _fail(out: Output, error: AtollError) -> int:
     """Say what happened and the next step. The only place where errors are printed."""
-    from atoll.cli.outage import hint_of
+    from atoll.cli.watch import hint_of
 
     error.hint = hint_of(error)
     if os.environ.get("ATOLL_DEBUG"):

@@ -11,12 +11,10 @@ from rich.live import Live
 from rich.text import Text
 
 from atoll import units
-from atoll.cli.lookout import Lookout
-from atoll.cli.outage import Outage, View
-from atoll.cli.output import Output
+from atoll.cli.output import Output, Table, table_text
 from atoll.cli.render import STATE_STYLES, counts_text, elapsed_s, live_table
-from atoll.cli.text import Table, table_text
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
+from atoll.cli.watch import Lookout, Outage, View
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
 from atoll.runs.run import Run, could_restart

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll import units
-from atoll.cli.metrics import percent
-from atoll.cli.text import Cell, Column, Table
+from atoll.cli.output import Cell, Column, Table
+from atoll.cli.render import percent
 from atoll.rounds.timeline import PHASES, RoundRecord
 
 LETTERS = {"compute": "c", "encode": "e", "put": "p", "wait": "w", "get": "g", "reduce": "r", "apply": "a"}

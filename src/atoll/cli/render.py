@@ -1,19 +1,118 @@
-"""Status, results and plans as tables and texts. Pure: what was learned goes in, what is shown comes out."""
+"""Status, results and plans as tables and texts. Pure: what was learned goes in, what is shown comes out.
+
+Metrics of replicas as columns: which ones, in which order, and in whose units. Pure.
+
+What `atoll logs` adds to what replicas wrote: who wrote nothing, and how those ended who did not succeed. Pure.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from atoll import units
-from atoll.cli.metrics import REJECTED, metric_cell, metric_columns, metric_names, metric_text, shown_metrics
-from atoll.cli.text import Cell, Column, Table, cut, one_line
+from atoll.cli.output import Cell, Column, Table, cut, one_line
 from atoll.cli.waits import SILENT_S
-from atoll.result import ReplicaOutcome, RunResult, again_text
+from atoll.result import ReplicaOutcome, RunResult, again_text, ranks_text
 from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+
+REJECTED = "updates_rejected"
+OURS = {"wait_share": "wait", "hidden_share": "hidden", "bytes_up": "up", "bytes_down": "down", REJECTED: "rejected"}
+"""What training by rounds reports by itself, and how its column is called; it comes after what the user logs."""
+_TOTAL = "bytes"
+_MOST = 8
+_SURE = 2
+"""Metrics that stay when the terminal is narrow."""
+
+
+def metric_names(status: RunStatus) -> list[str]:
+    """Names of metrics that some rank reported: `loss`, the user's own, ours."""
+    names = {name for replica in status.replicas for name in replica.progress.metrics}
+    if names & {"bytes_up", "bytes_down"}:
+        names.discard(_TOTAL)
+    ours = list(OURS)
+    return sorted(names, key=lambda name: (ours.index(name) if name in OURS else -1, name != "loss", name))
+
+
+def shown_metrics(status: RunStatus) -> list[str]:
+    """Those that get a column."""
+    names = metric_names(status)
+    users = [name for name in names if name not in OURS]
+    return users[: max(_SURE, _MOST - (len(names) - len(users)))] + [name for name in names if name in OURS]
+
+
+def metric_columns(names: list[str]) -> list[Column]:
+    """Narrow terminals lose those on the right."""
+    return [Column(OURS.get(name, name), is_right=True, is_spare=i >= _SURE) for i, name in enumerate(names)]
+
+
+def metric_cell(replica: ReplicaStatus, name: str) -> Cell:
+    value = replica.progress.metrics.get(name)
+    return Cell("" if value is None else metric_text(name, value))
+
+
+def metric_text(name: str, value: float) -> str:
+    """Bytes as amounts, shares in per cent, anything else as a number."""
+    if name == _TOTAL or name.startswith("bytes_") or name.endswith("_bytes"):
+        return units.size_text(value)
+    if name.endswith("_share") and 0.0 <= value <= 1.0:
+        return percent(value)
+    return number_text(value)
+
+
+def number_text(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+_TOLD = 8
+
+
+def silence_text(ranks: Collection[int], *, is_narrowed: bool) -> str:
+    """Such as `rank 1 printed nothing`; where only some lines were asked for, there may be others."""
+    return f"{ranks_text(ranks)} printed {'no such line' if is_narrowed else 'nothing'}" if ranks else ""
+
+
+def ending_lines(replicas: Sequence[ReplicaStatus], run: str, now: float) -> Iterator[str]:
+    """A line for each replica that is over and did not succeed; of many, the first few."""
+    ended = [r for r in replicas if r.state.is_terminal and r.state is not ReplicaState.SUCCEEDED]
+    yield from (ending_text(replica, now) for replica in ended[:_TOLD])
+    if hidden := [r.rank for r in ended[_TOLD:]]:
+        yield f"… and {len(hidden)} more: {ranks_text(hidden)}; `atoll status {run}`"
+
+
+def ending_text(replica: ReplicaStatus, now: float) -> str:
+    """Such as `rank 1 failed at 14:08:02, after 16s: killed by SIGKILL (killed, exit code 137)`."""
+    when = "" if replica.ended_at is None else f" at {_moment(replica.ended_at, now)}"
+    if replica.ended_at is not None and replica.started_at is not None:
+        when += f", after {units.duration_text(replica.ended_at - replica.started_at)}"
+    why = one_line(replica.message.strip().partition("\n")[0])
+    if why.startswith(f"{replica.state} "):
+        why = why.removeprefix(f"{replica.state} ")  # `cancelled on request`
+    words = [] if str(replica.reason) == str(replica.state) else [str(replica.reason)]
+    words += [] if replica.exit_code is None else [f"exit code {replica.exit_code}"]
+    tail = f" ({', '.join(words)})" if words else ""
+    return f"rank {replica.rank} {replica.state}{when}" + (f": {why}" if why else "") + tail
+
+
+def endings_json(replicas: Sequence[ReplicaStatus], counts: Mapping[int, int]) -> list[dict[str, Any]]:
+    """For programs: how many lines of each rank were shown, and how it is or was."""
+    names = ("rank", "state", "reason", "message", "exit_code", "attempt", "started_at", "ended_at")
+    return [{**{name: getattr(r, name) for name in names}, "lines": counts.get(r.rank, 0)} for r in replicas]
+
+
+def _moment(at: float, now: float) -> str:
+    """The time of day here, with the date unless that is today."""
+    is_today = time.localtime(at)[:3] == time.localtime(now)[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", time.localtime(at))
+
 
 _LISTED = 4
 """Restarted replicas that are named in a line."""

@@ -1,13 +1,96 @@
-"""`atoll backends`: what is registered, what it can do, and whether it would load."""
+"""`atoll backends`: what is registered, what it can do, and whether it would load.
+
+What is known about registered adapters without building one: do they load, what is missing, what can they do.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
 
-from atoll.cli.adapters import Adapter, adapters
+from atoll import registry
 from atoll.cli.app import command
-from atoll.cli.output import Output
-from atoll.cli.text import Cell, Column, Table, one_line, table_text
+from atoll.cli.output import Cell, Column, Output, Table, one_line, table_text
+from atoll.executors.base import Capabilities
+from atoll.registry import install_command
+
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*;.*extra *== *['\"]([A-Za-z0-9._-]+)['\"]")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One row of the registry, tried."""
+
+    kind: str
+    name: str
+    path: str
+    extra: str | None
+    state: str
+    """`ready`, `not installed` or `broken`."""
+    problem: str = ""
+    can: tuple[str, ...] = ()
+
+
+def adapters() -> list[Adapter]:
+    """Every executor and store; one that is broken is listed as broken."""
+    return [_tried(kind, name, row) for kind in ("executor", "store") for name, row in registry.known(kind).items()]
+
+
+def abilities(capabilities: Capabilities) -> Iterator[str]:
+    """Capabilities in words."""
+    yield f"code: {', '.join(sorted(capabilities.code))}"
+    if capabilities.images:
+        yield "images"
+    if capabilities.resources:
+        yield "cpus and memory"
+    if capabilities.gpus is not None:
+        yield f"gpus: {', '.join(sorted(capabilities.gpus)) or 'none'}"
+    if capabilities.secret_schemes:
+        yield f"secrets: {', '.join(f'{scheme}:' for scheme in sorted(capabilities.secret_schemes))}"
+    if capabilities.max_restarts is not None:
+        yield f"at most {capabilities.max_restarts} restarts"
+    if capabilities.max_replicas is not None:
+        yield f"at most {capabilities.max_replicas} replicas"
+
+
+def _tried(kind: str, name: str, row: registry.Row) -> Adapter:
+    try:
+        adapter = registry.load(kind, name)
+        can = tuple(abilities(adapter.capabilities)) if kind == "executor" else ()
+    except Exception as exc:  # noqa: BLE001  whatever a plug-in does when imported, it is only listed as broken
+        problem = getattr(exc, "message", "") or f"{type(exc).__name__}: {exc}"
+        return Adapter(kind, name, row.path, row.extra, "broken", problem)
+    missing = [package for package in _packages_of(row.extra) if not _is_installed(package)]
+    if missing:
+        problem = f"{', '.join(missing)} is missing: {install_command(row.extra or '')}"
+        return Adapter(kind, name, row.path, row.extra, "not installed", problem, can)
+    return Adapter(kind, name, row.path, row.extra, "ready", can=can)
+
+
+@cache
+def _packages_of(extra: str | None) -> tuple[str, ...]:
+    """The packages that an extra of ours asks for, as our own metadata says."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("atoll") or []
+    except PackageNotFoundError:
+        return ()
+    found = (_REQUIREMENT.match(line) for line in lines)
+    return tuple(match[1] for match in found if match and match[2] == extra)
+
+
+def _is_installed(package: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
 
 _STYLES = {"ready": "good", "not installed": "warn", "broken": "bad"}
 

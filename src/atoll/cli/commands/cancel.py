@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from atoll.cli.app import command
-from atoll.cli.options import complete_run, store_option
+from atoll.cli.launch_options import complete_run, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import counts_text
 from atoll.cli.runs import find_run

@@ -7,8 +7,7 @@ import json
 import click
 
 from atoll.cli.app import command
-from atoll.cli.output import Output
-from atoll.cli.text import Cell, Column, Table, table_text
+from atoll.cli.output import Cell, Column, Output, Table, table_text
 from atoll.runs import config
 from atoll.runs.config import FIELDS, Setting
 

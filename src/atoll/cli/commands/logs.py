@@ -1,28 +1,64 @@
-"""`atoll logs`: what replicas wrote; a tail by default, or as it comes."""
+"""`atoll logs`: what replicas wrote; a tail by default, or as it comes.
+
+Several streams of lines as one, each line as it comes.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from queue import Queue
 from typing import Any
 
 import click
 
 from atoll.cli.app import command
-from atoll.cli.endings import ending_lines, endings_json, silence_text
-from atoll.cli.following import merged
-from atoll.cli.options import duration, run_argument, store_option
-from atoll.cli.output import Output, encoded
-from atoll.cli.ranks import ranks
+from atoll.cli.launch_options import duration, ranks, run_argument, store_option
+from atoll.cli.output import Output, encoded, styled
+from atoll.cli.render import ending_lines, endings_json, silence_text
 from atoll.cli.runs import find_run
-from atoll.cli.text import styled
 from atoll.errors import AtollError, ConfigError
 from atoll.runs.run import Run
 from atoll.status import ReplicaStatus
+
+_HELD = 10_000
+"""Lines read ahead of a slow terminal, at most."""
+
+
+def merged(streams: Mapping[int, Iterator[str]]) -> Iterator[tuple[int, str]]:
+    """(rank, line) from every stream until all have ended. What goes wrong in one is raised here."""
+    if len(streams) == 1:
+        (rank, lines), *_ = streams.items()
+        yield from ((rank, line) for line in lines)
+        return
+    queue: Queue[tuple[int, str | None, Exception | None]] = Queue(_HELD)
+    for rank, lines in streams.items():
+        threading.Thread(target=_pump, args=(rank, lines, queue), daemon=True, name=f"logs-{rank}").start()
+    left = len(streams)
+    while left:
+        rank, line, error = queue.get()
+        if error is not None:
+            raise error
+        if line is None:
+            left -= 1
+        else:
+            yield rank, line
+
+
+def _pump(rank: int, lines: Iterator[str], queue: Queue[tuple[int, str | None, Exception | None]]) -> None:
+    try:
+        for line in lines:
+            queue.put((rank, line, None))
+    except Exception as exc:  # noqa: BLE001  carried to the thread that reads
+        queue.put((rank, None, exc))
+    else:
+        queue.put((rank, None, None))
+
 
 _TAIL = 100
 _MOST_FOLLOWED = 64

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from atoll.cli.app import command
-from atoll.cli.drafting import announce, draft, draft_json, run_options
+from atoll.cli.launch_options import announce, draft, draft_json, run_options
 from atoll.cli.output import Output
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import click
 
 from atoll.cli.app import command
-from atoll.cli.options import run_argument, store_option
+from atoll.cli.launch_options import ranks, run_argument, store_option
 from atoll.cli.output import Output
-from atoll.cli.ranks import ranks
 from atoll.cli.render import result_lines
 from atoll.cli.runs import find_run
 

@@ -8,13 +8,10 @@ from typing import Any
 import click
 
 from atoll.cli.app import Interrupted, command
-from atoll.cli.drafting import announce, draft, run_options
-from atoll.cli.interrupts import deferred_interrupt
-from atoll.cli.outage import way_back, way_on
-from atoll.cli.output import Output
+from atoll.cli.launch_options import announce, draft, run_options
+from atoll.cli.output import Output, pairs_text, table_text
 from atoll.cli.render import counts_text, elapsed_s, live_table, next_commands, rejected_text, result_lines, verdict
-from atoll.cli.text import pairs_text, table_text
-from atoll.cli.watch import watch
+from atoll.cli.watch import deferred_interrupt, watch, way_back, way_on
 from atoll.errors import ConfigError
 from atoll.runs.run import Draft, Run
 from atoll.status import RunStatus

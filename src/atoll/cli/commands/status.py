@@ -8,14 +8,12 @@ import click
 
 from atoll import units
 from atoll.cli.app import command
-from atoll.cli.lookout import Lookout
-from atoll.cli.options import run_argument, store_option
-from atoll.cli.output import Output
+from atoll.cli.launch_options import run_argument, store_option
+from atoll.cli.output import Cell, Output, pairs_text, table_text
 from atoll.cli.render import counts_text, elapsed_s, restarts_text, state_cell, status_json, status_table
 from atoll.cli.runs import find_run
-from atoll.cli.text import Cell, pairs_text, table_text
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
-from atoll.cli.watch import watch
+from atoll.cli.watch import Lookout, watch
 from atoll.rounds.metrics import Waiting
 from atoll.runs.run import Run, could_restart
 from atoll.status import RunStatus

@@ -9,9 +9,8 @@ import click
 
 from atoll import registry
 from atoll.cli.app import command
-from atoll.cli.options import complete_backend
-from atoll.cli.output import Output
-from atoll.cli.text import Cell, Column, Table, one_line, table_text
+from atoll.cli.launch_options import complete_backend
+from atoll.cli.output import Cell, Column, Output, Table, one_line, table_text
 from atoll.errors import AtollError, BackendError, ConfigError
 from atoll.executors.base import Executor, Stray, Sweeper
 from atoll.runs import config

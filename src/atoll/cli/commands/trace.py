@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from atoll.cli.app import command
-from atoll.cli.options import run_argument, store_option
+from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Output, write
 from atoll.cli.runs import find_place, suggesting
 from atoll.errors import ConfigError, RoundError, RunNotFound

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from atoll.cli.app import command
-from atoll.cli.options import run_argument, store_option
+from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import rejections_text
 from atoll.cli.runs import find_place, have_all_ended, suggesting

@@ -7,12 +7,11 @@ import time
 import click
 
 from atoll.cli.app import command
-from atoll.cli.options import duration, run_argument, store_option
-from atoll.cli.outage import way_back
+from atoll.cli.launch_options import duration, run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import elapsed_s, status_json, verdict
 from atoll.cli.runs import find_run
-from atoll.cli.watch import watch
+from atoll.cli.watch import watch, way_back
 
 
 @command("Look", short_help="Wait for a run; exit code 0 if every replica succeeded.")

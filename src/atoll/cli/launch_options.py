@@ -1,23 +1,102 @@
-"""From the options of `run` and `plan`, through the configuration, to a checked draft of a run."""
+"""From the options of `run` and `plan`, through the configuration, to a checked draft of a run.
+
+Options that several commands share, and what their values look like.
+
+Which ranks a person means: `all`, `2`, `0-3,7`. Pure.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from atoll import units
-from atoll.cli.options import F, complete_backend, duration, pairs
-from atoll.cli.output import Output
-from atoll.cli.text import cut
+from atoll.cli.output import Output, cut
 from atoll.errors import ConfigError, Problems
 from atoll.runs import config
 from atoll.runs.config import FIELDS
 from atoll.runs.run import Draft, prepare
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def duration(text: str) -> float:
+    """`90`, `90s`, `15m`, `2h`, `1d` -> seconds."""
+    try:
+        return units.parse_duration(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"`{text}`: {exc}.") from exc
+
+
+def complete_run(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Run ids of the local index."""
+    from atoll.runs.index import everything
+
+    return [known.run_id for known in everything() if known.run_id.startswith(incomplete)]
+
+
+def complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from atoll.registry import known
+
+    return [name for name in known("executor") if name.startswith(incomplete)]
+
+
+run_argument = click.argument("run", shell_complete=complete_run)
+
+store_option = click.option(
+    "--store", metavar="URI", help="Where the run is kept; not needed for runs started on this machine."
+)
+
+
+def pairs(given: Sequence[str], option: str, *, as_json: bool = False) -> dict[str, Any]:
+    """`("a=1", "b=x")` as a mapping; with `as_json`, values that are JSON are read as JSON, others are texts."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{option} {text}: write it as `{option} NAME=VALUE`")
+        if name in found:
+            raise ConfigError(f"{option} {name} is given twice: which one is it?")
+        found[name] = json_or_text(value) if as_json else value
+    return found
+
+
+def json_or_text(value: str) -> Any:
+    """`3`, `1e-3`, `true`, `[1, 2]`, `"3"` as JSON; anything else is the text itself."""
+    try:
+        return json.loads(value, parse_constant=_not_a_constant)
+    except ValueError:
+        return value
+
+
+def _not_a_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_PART = re.compile(r"(\d+)(?:-(\d+))?\Z")
+
+
+def ranks(text: str, replicas: int) -> list[int]:
+    """The ranks named, in order, each once."""
+    if text == "all":
+        return list(range(replicas))
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _PART.match(part.strip())
+        if match is None:
+            raise ConfigError(f"--rank {text}: write `all`, a rank such as `2`, or several such as `0-3,7`")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last >= replicas:
+            raise ConfigError(f"--rank {part.strip()}: this run has ranks 0 to {replicas - 1}")
+        found.update(range(first, last + 1))
+    return sorted(found)
+
 
 _LONGEST = 100
 _OPTIONS: list[Callable[[Any], Any]] = [
