@@ -20,7 +20,7 @@ from atoll.names import native_name
 from atoll.registry import open_store
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
-from atoll.testing.scripted import ScriptedExecutor, creates, task_name
+from atoll.testing.scripted.executor import ScriptedExecutor, creates, task_name
 
 
 class Rebuilding(ScriptedExecutor):

@@ -15,9 +15,9 @@ import pytest
 from atoll.executors.base import Executor
 from atoll.registry import Row
 from atoll.spec import Placement
-from atoll.testing.executor_bench import Bench
+from atoll.testing.bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
-from atoll.testing.scripted_bench import ScriptedBench
+from atoll.testing.scripted.bench import ScriptedBench
 from repository import DOCS
 
 PAGE = (DOCS / "adding-an-executor.md").read_text()
@@ -73,9 +73,7 @@ def test_an_entry_point_is_enough(tmp_path: Path) -> None:
     assert points == {"slurm": "my_package.slurm:SlurmExecutor"}
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "__init__.py").touch()
-    source = (
-        "from atoll.testing.scripted import ScriptedExecutor\nclass SlurmExecutor(ScriptedExecutor): name = 'slurm'\n"
-    )
+    source = "from atoll.testing.scripted.executor import ScriptedExecutor\nclass SlurmExecutor(ScriptedExecutor): name = 'slurm'\n"
     (tmp_path / "my_package" / "slurm.py").write_text(source)
     info = tmp_path / "my_package-1.dist-info"
     info.mkdir()

@@ -13,12 +13,11 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.spec import Placement
-from atoll.testing.executor_bench import Bench, Fault
+from atoll.testing.bench import Bench, Fault, LocalBench
 from atoll.testing.executor_contract import CLAUSES, ExecutorContract
-from atoll.testing.executor_contract_plan import CHANGES
-from atoll.testing.local_bench import LocalBench
-from atoll.testing.scripted_bench import ScriptedBench
-from atoll.testing.scripted_wire import ServiceError
+from atoll.testing.executor_contract.plan import CHANGES
+from atoll.testing.scripted.bench import ScriptedBench
+from atoll.testing.scripted.wire import ServiceError
 
 REJECTED = (AssertionError, pytest.fail.Exception, AtollError, ServiceError, StopIteration)
 
@@ -170,9 +169,9 @@ def test_a_field_that_is_not_in_the_table_fails_every_executor(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("import atoll.testing.scripted_wire\nclass Adapter: pass", "the other process failed"),
+        ("import atoll.testing.scripted.wire\nclass Adapter: pass", "the other process failed"),
         (
-            "class Adapter:\n  def __init__(self, **_):\n    import atoll.testing.scripted_wire",
+            "class Adapter:\n  def __init__(self, **_):\n    import atoll.testing.scripted.wire",
             "construction raised ModuleNotFoundError",
         ),
         ("class Adapter:\n  def __init__(self, **_): pass", "construction raised None"),

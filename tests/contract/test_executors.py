@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.testing.executor_bench import Bench
+from atoll.testing.bench import Bench, LocalBench
 from atoll.testing.executor_contract import ExecutorContract
-from atoll.testing.local_bench import LocalBench
-from atoll.testing.scripted_bench import ScriptedBench
+from atoll.testing.scripted.bench import ScriptedBench
 
 
 class TestLocal(ExecutorContract):
@@ -23,7 +22,7 @@ class TestLocal(ExecutorContract):
 
 
 class TestScripted(ExecutorContract):
-    adapter = "atoll.testing.scripted:ScriptedExecutor"
+    adapter = "atoll.testing.scripted.executor:ScriptedExecutor"
 
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Iterator[Bench]:
@@ -32,7 +31,7 @@ class TestScripted(ExecutorContract):
 
 
 class TestScriptedGroup(ExecutorContract):
-    adapter = "atoll.testing.scripted:ScriptedExecutor"
+    adapter = "atoll.testing.scripted.executor:ScriptedExecutor"
     most_steps = 6
 
     @pytest.fixture

@@ -11,7 +11,7 @@ from allreduce_ranks import bits, side_by_side, values
 
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.stores.memory import MemoryStore
-from atoll.testing._unpickling import unpickling_forbidden
+from atoll.testing.store_contract import unpickling_forbidden
 from atoll.training.allreduce import ObjectStoreAllReduce
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.executors.base import Check, Diagnoser
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
-from atoll.testing.executor_bench import Call, Fault
+from atoll.testing.bench import Call, Fault
 from services.sagemaker.bench import SETTINGS
 
 

@@ -13,8 +13,7 @@ from atoll.executors.sagemaker.request import job_name
 from atoll.spec import Placement
 from atoll.status import ReplicaState
 from atoll.testing import contract_jobs
-from atoll.testing.executor_bench import Call, Fault
-from atoll.testing.executor_steps import entered, launched, let_go, until
+from atoll.testing.bench import Call, Fault, entered, launched, let_go, until
 from atoll.testing.fakes import FakeClock
 
 CONTEXT = RunContext("exp", "s3://nowhere/exp")

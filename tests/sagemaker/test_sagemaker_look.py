@@ -14,8 +14,7 @@ from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState
 from atoll.testing import contract_jobs
-from atoll.testing.executor_bench import Call, Fault
-from atoll.testing.executor_steps import entered, launched, let_go, over, until
+from atoll.testing.bench import Call, Fault, entered, launched, let_go, over, until
 
 CONTEXT = RunContext("exp", "s3://nowhere/exp")
 

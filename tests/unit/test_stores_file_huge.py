@@ -16,7 +16,7 @@ import pytest
 from atoll.stores.file import io
 from atoll.stores.file.io import HUGE, file_system, is_huge, write_huge
 from atoll.stores.file.store import FileStore
-from atoll.testing.store_contract_bodies import pattern
+from atoll.testing.store_contract import pattern
 
 SHM = Path("/dev/shm")
 

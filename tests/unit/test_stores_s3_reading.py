@@ -18,7 +18,7 @@ from atoll.stores.cloud.client import CloudSettings
 from atoll.stores.cloud.store import CloudStore
 from atoll.stores.fast import BufferBody
 from atoll.testing.fakes import FakeClock
-from atoll.testing.store_contract_bodies import pattern, read_unevenly
+from atoll.testing.store_contract import pattern, read_unevenly
 from services.fake_aws import FakeAws
 from services.fault_proxy import Fault, FaultProxy
 from services.stores import Service

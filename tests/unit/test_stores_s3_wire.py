@@ -18,7 +18,7 @@ import pytest
 from atoll.errors import StoreRefused, StoreUnavailable
 from atoll.stores.cloud.store import CloudStore
 from atoll.stores.fast import BufferBody
-from atoll.testing.store_contract_bodies import pattern, read_unevenly
+from atoll.testing.store_contract import pattern, read_unevenly
 from services.certificates import certificate
 from services.scripted_s3 import ScriptedS3, reset
 

@@ -39,13 +39,12 @@ from typing import ClassVar
 
 import pytest
 
-from atoll.testing import _plain_asserts as _plain_asserts
-from atoll.testing.executor_bench import Bench
-from atoll.testing.executor_contract_life import LifeClauses
-from atoll.testing.executor_contract_plan import PlanClauses
-from atoll.testing.executor_contract_reach import ReachClauses
-from atoll.testing.executor_contract_twins import TwinClauses
-from atoll.testing.executor_contract_wire import WireClauses
+from atoll.testing.bench import Bench
+from atoll.testing.executor_contract.life import LifeClauses
+from atoll.testing.executor_contract.plan import PlanClauses
+from atoll.testing.executor_contract.reach import ReachClauses
+from atoll.testing.executor_contract.twins import TwinClauses
+from atoll.testing.executor_contract.wire import WireClauses
 
 CLAUSES = range(1, 20)
 

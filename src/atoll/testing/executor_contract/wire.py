@@ -23,9 +23,20 @@ from atoll.executors.base import Executor, Plan
 from atoll.handle import RunHandle
 from atoll.runs.wait import wait
 from atoll.status import ReplicaState
-from atoll.testing.executor_bench import Bench, Call, Fault
-from atoll.testing.executor_elsewhere import Elsewhere
-from atoll.testing.executor_steps import assert_ranks, cleared, entered, gone, launched, let_go, logged, order
+from atoll.testing.bench import (
+    Bench,
+    Call,
+    Fault,
+    assert_ranks,
+    cleared,
+    entered,
+    gone,
+    launched,
+    let_go,
+    logged,
+    order,
+)
+from atoll.testing.other_process import Elsewhere
 
 ERRORS: dict[Fault, type[AtollError]] = {
     Fault.UNAUTHORIZED: AuthError,

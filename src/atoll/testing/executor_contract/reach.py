@@ -11,9 +11,8 @@ from atoll.errors import AtollError, RunNotFound
 from atoll.handle import RunHandle
 from atoll.status import ReplicaState
 from atoll.testing import contract_jobs
-from atoll.testing.executor_bench import Bench
-from atoll.testing.executor_elsewhere import ask
-from atoll.testing.executor_steps import cleared, entered, launched, let_go, logged, order, over, until
+from atoll.testing.bench import Bench, cleared, entered, launched, let_go, logged, order, over, until
+from atoll.testing.other_process import ask
 
 LINES = [
     "first line of {rank}",

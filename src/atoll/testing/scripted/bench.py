@@ -11,9 +11,9 @@ from pathlib import Path
 
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
-from atoll.testing.executor_bench import Bench, Call
-from atoll.testing.scripted_service import ScriptedService
-from atoll.testing.scripted_wire import ScriptedServer
+from atoll.testing.bench import Bench, Call
+from atoll.testing.scripted.service import ScriptedService
+from atoll.testing.scripted.wire import ScriptedServer
 
 
 @dataclass
@@ -29,13 +29,13 @@ class ScriptedBench(Bench):
         server = ScriptedServer(service)
         try:
             yield cls(
-                "atoll.testing.scripted:ScriptedExecutor",
+                "atoll.testing.scripted.executor:ScriptedExecutor",
                 store_uri(str(folder / "store")),
                 {"endpoint": server.endpoint, "group": group},
                 secret=("vault:contract", "hunter2 hunter3"),
                 impatient={"timeout_s": 0.8},
                 extra="scripted",
-                sdk=["atoll.testing.scripted_wire"],
+                sdk=["atoll.testing.scripted.wire"],
                 faults=service,
                 service=service,
             )

@@ -10,8 +10,7 @@ import pytest
 from atoll.errors import RunNotFound
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.testing import contract_jobs
-from atoll.testing.executor_bench import Bench
-from atoll.testing.executor_steps import assert_ranks, entered, launched, let_go, over, until, words
+from atoll.testing.bench import Bench, assert_ranks, entered, launched, let_go, over, until, words
 
 NO_FAILURE = (Reason.OK, Reason.WAITING, Reason.STARTING, Reason.RESTARTING, Reason.CANCELLED, Reason.LOST)
 

@@ -14,10 +14,20 @@ from atoll.errors import BackendError, Conflict
 from atoll.handle import RunHandle
 from atoll.runs.run import Run
 from atoll.status import ReplicaState
-from atoll.testing.executor_bench import Bench, Call, Fault
-from atoll.testing.executor_elsewhere import Elsewhere, spread, steps_of_submit, submit_at_once, submit_killed_at
-from atoll.testing.executor_order import Order
-from atoll.testing.executor_steps import assert_each_rank_once, assert_ranks, cleared, entered, launched, let_go, order
+from atoll.testing.bench import (
+    Bench,
+    Call,
+    Fault,
+    Order,
+    assert_each_rank_once,
+    assert_ranks,
+    cleared,
+    entered,
+    launched,
+    let_go,
+    order,
+)
+from atoll.testing.other_process import Elsewhere, spread, steps_of_submit, submit_at_once, submit_killed_at
 
 AT_ONCE = 4
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
 
-from atoll.testing.scripted_service import Refusal, ScriptedService, Silence
+from atoll.testing.scripted.service import Refusal, ScriptedService, Silence
 
 
 class ServiceError(Exception):

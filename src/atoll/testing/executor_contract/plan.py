@@ -14,9 +14,8 @@ from atoll.errors import Unsupported
 from atoll.executors.base import Capabilities, Plan
 from atoll.spec import Placement
 from atoll.status import ReplicaState
-from atoll.testing.executor_bench import Bench
-from atoll.testing.executor_elsewhere import ask
-from atoll.testing.executor_steps import assert_each_rank_once, cleared, launched, order, over, plan_of
+from atoll.testing.bench import Bench, assert_each_rank_once, cleared, launched, order, over, plan_of
+from atoll.testing.other_process import ask
 
 CHANGES: dict[str, Sequence[Any]] = {
     "replicas": [2, 3],

@@ -17,8 +17,8 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
-from atoll.testing.executor_bench import Call, Fault
-from atoll.testing.scripted_task import Task
+from atoll.testing.bench import Call, Fault
+from atoll.testing.scripted.executor import Task
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 PAGE = 100
