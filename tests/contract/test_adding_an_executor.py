@@ -73,7 +73,10 @@ def test_an_entry_point_is_enough(tmp_path: Path) -> None:
     assert points == {"slurm": "my_package.slurm:SlurmExecutor"}
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "__init__.py").touch()
-    source = "from atoll.testing.scripted.executor import ScriptedExecutor\nclass SlurmExecutor(ScriptedExecutor): name = 'slurm'\n"
+    source = (
+        "from atoll.testing.scripted.executor import ScriptedExecutor\n"
+        "class SlurmExecutor(ScriptedExecutor): name = 'slurm'\n"
+    )
     (tmp_path / "my_package" / "slurm.py").write_text(source)
     info = tmp_path / "my_package-1.dist-info"
     info.mkdir()
