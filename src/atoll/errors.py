@@ -80,7 +80,7 @@ class UsageError(ConfigError):
 
 
 class InvalidSpec(ConfigError):
-    """A specification breaks one or more rules. `problems` has one line for each, `fields` the names they begin with."""
+    """A specification breaks one or more rules. `problems` has one line for each; `fields` has their first words."""
 
     def __init__(self, what: str, problems: Sequence[str], *, hint: str | None = None) -> None:
         self.problems, self.fields = tuple(problems), _fields(problems)
