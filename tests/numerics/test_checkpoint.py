@@ -185,7 +185,7 @@ def test_a_checkpoint_that_does_not_fit_the_program_says_what_differs():
     schedule = torch.optim.lr_scheduler.ConstantLR(inner)
     with pytest.raises(ConfigError, match="stateful="):
         atoll.DiLoCo(model, inner, ctx, inner_steps=1, stateful={"schedule": schedule}, tuning=QUICK)
-    with pytest.raises(ConfigError, match=r"\b1 optimizers?\b.* 2$"):
+    with pytest.raises(ConfigError, match=r"\b1\b.*\b2\b"):
         atoll.DiLoCo(model, [inner, inner], ctx, inner_steps=1, tuning=QUICK)
 
 

@@ -71,7 +71,7 @@ def test_an_address_that_lacks_a_slash_is_not_taken_for_a_folder(tmp_path, monke
 
 @pytest.mark.parametrize(("given", "said"), [(None, "None"), ("", "''"), (7, "7"), (b"runs", r"bytes\(…\)")])
 def test_what_is_no_address_is_named(given, said):
-    with pytest.raises(ConfigError, match=rf"\b[^ ]* {said}$") as caught:
+    with pytest.raises(ConfigError, match=f"{said}$") as caught:
         registry.open_store(given)
     assert caught.value.hint is None
 
