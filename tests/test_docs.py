@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 OWN_TESTS = {
     "docs/adding-an-executor.md": "tests/contract/test_adding_an_executor.py",
     "docs/adding-a-store.md": "tests/contract/test_adding_a_store.py",
-    "docs/training.md": "tests/training/test_training_docs.py",
+    "docs/training.md": "tests/numerics/test_training_docs.py",
     "docs/configuration.md": "tests/cli/test_docs_pages.py",
 }
 """Pages whose Python belongs together, and the test that runs it."""

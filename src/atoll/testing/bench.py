@@ -1,15 +1,8 @@
-"""The bench of the local executor, for the executor contract.
+"""The bench of an executor: what the executor contract needs to know about one adapter and the backend behind it.
 
-Imported before the clauses of the executor contract: lets pytest show what their plain asserts compared.
-
-An order: one run of the contract's jobs, as plain values, so that any process can launch it.
-
-The bench: all that the executor contract needs to know about one adapter and the backend behind it.
-
-A subclass says how to build the adapter and where replicas meet, and gives as many of the hooks as it can. A hook
-that it does not give skips the tests that need it, and the skip says why.
-
-What clauses of the executor contract do again and again: launch, wait, let go, and look.
+A subclass builds the adapter, names the store, and implements as many hooks as it can. The suite skips the tests that
+need a hook which the subclass does not have, and the skip names the hook. `LocalBench` is the bench of the local
+executor. `Order` is one run of the contract's jobs as plain values, so that any process can launch it.
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,14 +35,6 @@ from atoll.runs.wait import wait
 from atoll.status import RunStatus
 from atoll.stores.base import Store
 from atoll.testing import contract_jobs
-
-_MODULES = [
-    "atoll.testing.bench",
-    *(f"atoll.testing.executor_contract_{part}" for part in ("life", "plan", "reach", "twins", "wire")),
-]
-
-pytest.register_assert_rewrite(*(module for module in _MODULES if module not in sys.modules))
-
 
 JOBS = "atoll.testing.contract_jobs"
 
