@@ -16,7 +16,7 @@ import numpy as np
 from atoll.rounds.client import RoundClient
 from atoll.rounds.context import Tuning
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout, Parts
+from atoll.rounds.layout import ArrayVector, Layout
 from atoll.stores.base import Store
 from atoll.stores.cloud.store import CloudStore
 from atoll.stores.file.store import FileStore
@@ -83,7 +83,7 @@ class Ours:
             layouts=[layout], codec_name="fp32", tuning=Tuning(**seat.tuning), **options,
         )  # fmt: skip
         self._client.join([memoryview(np.zeros(seat.update.size, dtype=np.uint8))])
-        self._update, self._out = Parts([seat.update]), Parts([seat.out])
+        self._update, self._out = ArrayVector([seat.update]), ArrayVector([seat.out])
 
     def prepare(self, round_no: int) -> None:
         self._seat.out.fill(np.nan)

@@ -12,7 +12,7 @@ import pytest
 from cli_process import Cli
 
 from atoll.cli.output import Output
-from atoll.cli.watch import Outage, watch
+from atoll.cli.watch import OutageReporter, watch
 from atoll.errors import BackendUnavailable, StoreUnavailable
 from atoll.registry import open_store
 from atoll.runs.run import Run, prepare
@@ -95,7 +95,7 @@ def test_doctor_and_run_say_what_they_can_about_a_dead_address(inside, monkeypat
 
 def test_an_outage_is_told_at_once_and_then_now_and_then():
     clock = FakeClock()
-    outage, trouble = Outage(clock), BackendUnavailable("throttled")
+    outage, trouble = OutageReporter(clock), BackendUnavailable("throttled")
     first = outage.hear(trouble)
     assert re.search(r"\bbackend\b.*\d\d:\d\d.*: throttled", first)
     assert outage.hear(trouble) == ""

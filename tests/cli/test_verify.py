@@ -12,7 +12,7 @@ import pytest
 from atoll.rounds.client import RoundClient
 from atoll.rounds.context import Tuning
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout, Parts
+from atoll.rounds.layout import ArrayVector, Layout
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.stores.file.store import FileStore
 
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> FileStore:
         for round_no in range(3):
             update = (values * np.float32(0.01)).astype(np.float32)
             base = state_digest(values, momentum)
-            client.exchange(round_no, update, weight=1.0, base=base, out=Parts([update]))
+            client.exchange(round_no, update, weight=1.0, base=base, out=ArrayVector([update]))
             outer_step(RULE, values, momentum, update, is_first=round_no == 0)
     return made
 
@@ -80,7 +80,7 @@ def test_verify_counts_the_updates_that_were_rejected(inside, tmp_path):
 def test_verify_of_a_run_whose_store_recycles_says_what_is_gone_and_how_to_name_the_store(inside, tmp_path):
     """A chunk that everybody has read is let go; without `recycle=1` nothing says that this is as it should be."""
     made = FileStore(tmp_path / "rounds", recycle=True)
-    scattered = Tuning(inline_bytes=0, latency_s=0.0, bandwidth_bytes_s=1.0, hold_back=False)
+    scattered = Tuning(inline_bytes=0, latency_s=0.0, bandwidth_bytes_s=1.0, skip_upload=False)
 
     def train(rank: int) -> None:
         with RoundClient(made, "run", rank, 3, layouts=[LAYOUT], tuning=scattered) as client:

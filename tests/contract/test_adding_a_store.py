@@ -85,8 +85,8 @@ def test_every_hook_of_the_page_exists_and_none_is_missing() -> None:
 def test_every_ability_of_the_page_exists() -> None:
     table = PAGE[PAGE.index("| method | ability |") : PAGE.index("A body is of **one** object")]
     named = dict(re.findall(r"^\| `(\w+).*?` \| `(\w+)` \|", table, re.M))
-    assert set(named.values()) == {"Streaming", "Patient", "Recycling"}
+    assert set(named.values()) == {"Streaming", "RetryLimited", "Recycling"}
     for method, ability in named.items():
         assert hasattr(getattr(fast, ability), method)
-    assert "`Straight`" in table
-    assert hasattr(fast, "Straight")
+    assert "`DescriptorBody`" in table
+    assert hasattr(fast, "DescriptorBody")

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.errors import KeyExists, KeyNotFound, StoreError, StoreUnavailable
 from atoll.stores.base import Buffer, Data, Store, check_key
-from atoll.stores.fast import Unsealed
+from atoll.stores.fast import HashedWhileWritten
 from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
@@ -37,7 +37,7 @@ class AsksForTheFrontTooEarly(MemoryStore):
     """Sees the first half of a payload, and then the front."""
 
     def put(self, key: str, data: Data) -> None:
-        assert isinstance(data, Unsealed)
+        assert isinstance(data, HashedWhileWritten)
         data.look(0, len(data.payload) // 2 + 1)
         super().put(key, [data.front(), data.payload])
 

@@ -15,7 +15,7 @@ from atoll.errors import ConfigError, InvalidSpec
 from atoll.training.inner import Pace
 
 
-def alone(inner_steps: int, steps: int, *, is_held: bool = True) -> None:
+def alone(inner_steps: int, steps: int, *, is_local_only: bool = True) -> None:
     """One replica that takes so many optimizer steps and leaves."""
     model = perceptron()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -24,7 +24,7 @@ def alone(inner_steps: int, steps: int, *, is_held: bool = True) -> None:
             loss_of(model, batch).backward()
             inner.step()
             inner.zero_grad()
-            if is_held:
+            if is_local_only:
                 outer.step()
 
 
@@ -40,12 +40,12 @@ def test_a_number_of_rounds_that_is_none_is_refused(rounds):
 
 
 @pytest.mark.parametrize(
-    ("inner_steps", "steps", "is_held", "words"),
+    ("inner_steps", "steps", "is_local_only", "words"),
     [(5, 3, True, " 5"), (5, 7, False, "`outer.step()`")],
 )
-def test_one_who_leaves_before_the_first_round_is_told_so(caplog, inner_steps, steps, is_held, words):
+def test_one_who_leaves_before_the_first_round_is_told_so(caplog, inner_steps, steps, is_local_only, words):
     with caplog.at_level(logging.WARNING, "atoll.training"):
-        alone(inner_steps, steps, is_held=is_held)
+        alone(inner_steps, steps, is_local_only=is_local_only)
     (record,) = caplog.records
     assert f"{steps} " in record.getMessage()
     assert words in record.getMessage()
@@ -81,4 +81,4 @@ def test_passes_that_only_add_up_gradients_are_counted_from_the_last_optimizer_s
 
 def test_training_on_and_on_without_a_round_is_refused():
     with pytest.raises(ConfigError, match=r"\b50\b.*inner_steps=5"):
-        alone(5, 60, is_held=False)
+        alone(5, 60, is_local_only=False)

@@ -59,7 +59,7 @@ def test_replicas_that_expect_different_ways_of_exchanging_end_with_the_same_bit
     whole = replace(FAST, bandwidth_bytes_s=1e12, latency_s=1.0)
     toys = [Toy(rank, 3, clock, rounds=5, codec=codec, size=9000) for rank in range(3)]
     for toy in toys:
-        toy.tuning = whole if toy.rank == 1 else replace(FAST, hold_back=False)
+        toy.tuning = whole if toy.rank == 1 else replace(FAST, skip_upload=False)
     assert len(set(run_all(toys, store).values())) == 1
     assert clock.monotonic() < FAST.patience_s, "means that were foreseen in another way are published all the same"
 
@@ -113,8 +113,8 @@ def test_when_several_choose_a_chunk_size_all_take_the_first(seed: int) -> None:
     rng, clock, inner = random.Random(seed), FakeClock(), MemoryStore()
     far = FaultyStore(inner, clock=clock)
     far.delay(0.01, "get")
-    hasty = replace(FAST, init_patience_s=0.0)
-    toys = [Toy(rank, 3, clock, size=5_000_000, chunk=0, tuning=hasty) for rank in range(3)]
+    short_timeout = replace(FAST, init_patience_s=0.0)
+    toys = [Toy(rank, 3, clock, size=5_000_000, chunk=0, tuning=short_timeout) for rank in range(3)]
     protocols = [toy.protocol() for toy in toys]
     simulation = Simulation(clock, lambda n: rng.randrange(n))
     for toy, protocol in zip(toys, protocols, strict=True):

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from atoll.errors import CorruptUpdate, Fenced, InvalidSpec, KeyExists, LeftBehind
-from atoll.rounds.client import RoundClient, RoundProtocol
+from atoll.rounds.client import RoundClient, RoundSteps
 from atoll.rounds.context import Tuning
-from atoll.rounds.io import Driver, Gather, Get, Put
+from atoll.rounds.io import Gather, Get, Put, ThreadedDriver
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout, Parts
+from atoll.rounds.layout import ArrayVector, Layout
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit, Contribution
@@ -58,7 +58,7 @@ class Trainer:
         update = (self.values * np.float32(0.05) + noise * 0.01).astype(np.float32)
         base = state_digest(self.values, self.momentum)
         # The mean comes back in the arrays the update was in: nothing else as big as the model is needed.
-        self.client.exchange(self.round_no, update, weight=100.0 + self.rank, base=base, out=Parts([update]))
+        self.client.exchange(self.round_no, update, weight=100.0 + self.rank, base=base, out=ArrayVector([update]))
         outer_step(RULE, self.values, self.momentum, update, is_first=self.round_no == 0)
         self.round_no += 1
 
@@ -115,10 +115,10 @@ def test_catching_up_fills_the_sinks_of_the_caller_and_asks_for_each_committed_r
     rooms: list[np.ndarray[Any, Any]] = []
     taken: list[tuple[int, bool, bytes]] = []
 
-    def room(fragment: int) -> Parts:
+    def room(fragment: int) -> ArrayVector:
         assert fragment == 0
         rooms.append(np.empty(LAYOUT.size, np.float32))
-        return Parts([rooms[-1]])
+        return ArrayVector([rooms[-1]])
 
     def refuse(_: object) -> None:
         raise AssertionError("there is no snapshot")
@@ -221,7 +221,7 @@ def test_one_commit_record_survives_a_thousand_races() -> None:
 
 def test_the_driver_gathers_within_a_gather_and_keeps_the_order() -> None:
     store = MemoryStore()
-    drive = Driver(store, clock=None)  # type: ignore[arg-type]
+    drive = ThreadedDriver(store, clock=None)  # type: ignore[arg-type]
 
     def leaf(i: int, j: int):
         yield Put(f"k/{i}/{j}", f"{i}{j}".encode())
@@ -241,7 +241,7 @@ def test_the_driver_gathers_within_a_gather_and_keeps_the_order() -> None:
 
 def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None:
     store, ended = MemoryStore(), []
-    drive = Driver(store, clock=None)  # type: ignore[arg-type]
+    drive = ThreadedDriver(store, clock=None)  # type: ignore[arg-type]
 
     all_began = threading.Barrier(4)
 
@@ -267,7 +267,7 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
 def test_a_client_takes_a_store_and_what_the_protocol_takes() -> None:
     store, *rest = signature(RoundClient).parameters.values()
     assert store.name == "store"
-    assert rest == list(signature(RoundProtocol).parameters.values())
+    assert rest == list(signature(RoundSteps).parameters.values())
     with pytest.raises(TypeError, match="quorun"):
         RoundClient(MemoryStore(), "run", 0, 1, layouts=[LAYOUT], quorun=None)  # type: ignore[call-arg]
 

@@ -12,10 +12,10 @@ from rounds_simulator import Simulation
 from rounds_toy import FAST, Toy, commits, events, run_all, update_of
 
 from atoll.errors import LeftBehind, QuorumLost
-from atoll.rounds.client import RoundProtocol
+from atoll.rounds.client import RoundSteps
 from atoll.rounds.io import Create, Op, Put
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Parts
+from atoll.rounds.layout import ArrayVector
 from atoll.rounds.metrics import waiting_for
 from atoll.rounds.quorum import Quorum, at_least, strict
 from atoll.rounds.verify import verify
@@ -144,7 +144,7 @@ def test_a_run_with_a_quorum_goes_on_without_what_was_kept(is_started_again: boo
 
 def test_a_dead_owner_is_waited_for_once_and_not_with_each_of_its_chunks() -> None:
     clock, store = FakeClock(), MemoryStore()
-    few = replace(FAST, connections=3, hold_back=False)
+    few = replace(FAST, connections=3, skip_upload=False)
     toys = [Toy(r, 4, clock, rounds=4, quorum=LOOSE, size=60 * 1024, tuning=few) for r in range(4)]
     simulation = _killed_at_a_mean(toys, 0, store)
     means = store.list(RoundKeys("toy").round_prefix(2) + "mean/")
@@ -163,12 +163,12 @@ class Stubborn(Toy):
 
     tries: int = 0
 
-    def advance(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+    def advance(self, protocol: RoundSteps, round_no: int) -> Generator[Op, Any, int]:
         update, weight = update_of(self.rank, round_no, self.state)
         mean = np.empty_like(self.state)
         try:
-            source = Parts([update * np.float32(1 + self.tries)])
-            yield from protocol.exchange(round_no, source, Parts([mean]), weight=weight + self.more * self.tries)
+            source = ArrayVector([update * np.float32(1 + self.tries)])
+            yield from protocol.exchange(round_no, source, ArrayVector([mean]), weight=weight + self.more * self.tries)
         except QuorumLost:
             self.tries += 1
             return round_no

@@ -11,7 +11,7 @@ import pytest
 from rounds_simulator import Simulation
 
 from atoll.errors import Fenced, PartsDiffer, QuorumLost
-from atoll.rounds.io import Requests, Sleep, Steps
+from atoll.rounds.io import Sleep, Steps, StoreIO
 from atoll.rounds.named.exchange import NamedProtocol, Part
 from atoll.rounds.named.keys import NamedKeys
 from atoll.rounds.named.session import Rendezvous
@@ -53,7 +53,7 @@ class World:
 
     def _process(self, name: str, rank: int, exchanges: int) -> Steps[str]:
         token = uuid.UUID(int=self.rng.getrandbits(128)).hex
-        io = Requests(self.clock, self.rng, retry_s=10.0)
+        io = StoreIO(self.clock, self.rng, retry_s=10.0)
         place = Rendezvous(io, NamedKeys(None, self.world_size), rank, token, 0.05, lambda: [token])
         protocol = NamedProtocol(place, timeout_s=600.0)
         for i in range(exchanges):
@@ -172,7 +172,7 @@ def test_a_process_may_be_in_two_sessions_and_late_in_one_of_them():
 
     def process(rank: int) -> Steps[list[bytes]]:
         tokens = [f"{rank}{which}" * 16 for which in (0, 1)]
-        io = Requests(world.clock, world.rng)
+        io = StoreIO(world.clock, world.rng)
         places = [Rendezvous(io, NamedKeys(None, 2), rank, token, 0.05, lambda: tokens) for token in tokens]
         ends = [NamedProtocol(place, 600.0) for place in places]
         found = []
@@ -253,7 +253,7 @@ def test_parts_that_cannot_be_combined_are_named_on_every_rank():
     simulation = Simulation(clock)
 
     def process(rank: int) -> Steps[Any]:
-        io = Requests(clock, random.Random(rank))
+        io = StoreIO(clock, random.Random(rank))
         place = Rendezvous(io, NamedKeys(None, 3), rank, f"{rank:032x}", 0.05, list)
         shape = (4,) if rank == 1 else (3,)
         return (yield from NamedProtocol(place, 60.0).exchange("w", Part("mean", [("float32", shape)], "", b"")))

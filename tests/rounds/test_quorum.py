@@ -12,10 +12,10 @@ from rounds_toy import Toy, commits, events, run_all
 from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost
 from atoll.rounds import quorum
 from atoll.rounds.catch_up import LoadedSnapshot
-from atoll.rounds.client import RoundProtocol
+from atoll.rounds.client import RoundSteps
 from atoll.rounds.io import List
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Parts
+from atoll.rounds.layout import ArrayVector
 from atoll.rounds.metrics import Outlook, Waiting, waiting_for
 from atoll.rounds.quorum import Quorum, adaptive, at_least, strict
 from atoll.stores.memory import MemoryStore
@@ -132,10 +132,10 @@ def test_a_commit_names_the_ranks_that_were_decided_and_no_others(monkeypatch: p
 
     def without_rank_1(*args: Any, **seen: Any) -> quorum.Decision:
         decision = decide(*args, **seen)
-        if not isinstance(decision, quorum.Commit):
+        if not isinstance(decision, quorum.CommitDecision):
             return decision
         left_out.append(1 in seen["arrived"])
-        return quorum.Commit(tuple(rank for rank in decision.ranks if rank != 1))
+        return quorum.CommitDecision(tuple(rank for rank in decision.ranks if rank != 1))
 
     monkeypatch.setattr(quorum, "decide", without_rank_1)
     toys = [Toy(rank, 3, clock, quorum=at_least(3)) for rank in range(3)]
@@ -273,7 +273,7 @@ def test_a_replica_whose_state_drifted_takes_over_a_snapshot_only_if_it_says_so(
     clock, store = FakeClock(), MemoryStore()
     options = {"rounds": 4, "quorum": at_least(2, grace_s=1.0), "snapshot_every": 2}
     original = Toy.advance
-    used: list[RoundProtocol] = []
+    used: list[RoundSteps] = []
 
     class Drifting(Toy):
         def advance(self, protocol, round_no):
@@ -295,7 +295,7 @@ def test_a_replica_whose_state_drifted_takes_over_a_snapshot_only_if_it_says_so(
         def load(snapshot: LoadedSnapshot) -> None:
             drifted.state = np.frombuffer(snapshot.buffers["state"], dtype=np.float32).copy()
 
-        steps = used[0].catch_up(2, lambda _: Parts([mean]), lambda _: drifted.apply(mean), load, **options)
+        steps = used[0].catch_up(2, lambda _: ArrayVector([mean]), lambda _: drifted.apply(mean), load, **options)
         task = simulation.start("r2", steps, store)
         simulation.run()
         return task

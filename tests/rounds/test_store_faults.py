@@ -14,12 +14,12 @@ from rounds_toy import FAST, Toy, commits, fault_free, run_all, update_of
 
 from atoll.errors import AtollError, CorruptUpdate, StoreUnavailable
 from atoll.rounds.chunks import MeanName
-from atoll.rounds.client import RoundProtocol
-from atoll.rounds.contributions import Party
+from atoll.rounds.client import RoundSteps
+from atoll.rounds.contributions import Participants
 from atoll.rounds.frames import digest, open_frame
 from atoll.rounds.io import Create, Get, Op
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Parts
+from atoll.rounds.layout import ArrayVector
 from atoll.rounds.quorum import Quorum, at_least, strict
 from atoll.rounds.records import Offer
 from atoll.rounds.tuning import Grid
@@ -204,13 +204,13 @@ def test_a_store_that_stays_away_is_an_error_in_its_time() -> None:
 
 
 def test_objects_of_another_run_or_round_under_our_names_are_refused() -> None:
-    toys = [toy.again(tuning=replace(FAST, hold_back=False)) for toy in trio()]
+    toys = [toy.again(tuning=replace(FAST, skip_upload=False)) for toy in trio()]
     inner = MemoryStore()
     simulation = finish(toys, FaultyStore(inner))
     assert simulation.results()
     stray = bytes(inner.get(KEYS.update(0, 1, 0, 0)))
     inner.put(KEYS.update(1, 1, 0, 0), stray)
-    inner.delete(KEYS.mean(1, Party.of_commit(commits(inner)[1]).id, 0))
+    inner.delete(KEYS.mean(1, Participants.of_commit(commits(inner)[1]).id, 0))
     late = Simulation(toys[0].clock)
     late.start("late", toys[2].again(attempt=1).train(), inner)
     late.run()
@@ -239,11 +239,11 @@ def test_a_mean_that_others_have_taken_is_not_replaced_for_one_bad_read() -> Non
 
 
 def test_a_mean_made_of_other_updates_than_the_committed_ones_is_not_taken() -> None:
-    toys = [toy.again(tuning=replace(FAST, hold_back=False)) for toy in trio()]
+    toys = [toy.again(tuning=replace(FAST, skip_upload=False)) for toy in trio()]
     inner = MemoryStore()
     final = finish(toys, FaultyStore(inner)).results()["r0"]
     commit, grid = commits(inner)[1], Grid(toys[0].layout.size, toys[0].chunk)
-    party = Party.of_commit(commit).id
+    party = Participants.of_commit(commit).id
     name = MeanName("toy", 1, 0, party, toys[0].layout.hash, "fp32", grid, 0)
     forged = np.zeros(grid.count(0), np.float32)
     inner.put(KEYS.mean(1, party, 0), name.seal(["0" * 16] * 3, [forged.data.cast("B")]))
@@ -257,9 +257,9 @@ def test_a_mean_made_of_other_updates_than_the_committed_ones_is_not_taken() -> 
 class InPlace(Toy):
     """The mean takes the place of the update."""
 
-    def advance(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+    def advance(self, protocol: RoundSteps, round_no: int) -> Generator[Op, Any, int]:
         update, weight = update_of(self.rank, round_no, self.state)
-        place = Parts([update])
+        place = ArrayVector([update])
         outcome = yield from protocol.exchange(round_no, place, place, weight=weight, base=digest(self.state.data))
         self.apply(update)
         return round_no + 1 if outcome.is_included else (yield from self.catch_up(protocol, round_no + 1))
@@ -287,12 +287,12 @@ class SpoiledFor(MemoryStore):
         return bytes(data[:-400]) + b"\xff" * 400 if is_spoiled else bytes(data)
 
 
-@pytest.mark.parametrize("hold_back", [False, True])
+@pytest.mark.parametrize("skip_upload", [False, True])
 @pytest.mark.parametrize("quorum", [strict(deadline_s=600.0), at_least(3, grace_s=5.0, deadline_s=600.0)])
-def test_a_bad_mean_in_the_place_of_our_update_is_not_written_as_our_update(quorum: Quorum, hold_back: bool) -> None:
+def test_a_bad_mean_in_the_place_of_our_update_is_not_written_as_our_update(quorum: Quorum, skip_upload: bool) -> None:
     """Rank 1 reads nothing right for a while: neither the means, which lie over its update, nor its own chunks."""
     clock, inner = FakeClock(), MemoryStore()
-    tuning = replace(FAST, hold_back=hold_back)
+    tuning = replace(FAST, skip_upload=skip_upload)
     toys = [InPlace(r, 3, clock, rounds=4, size=9000, quorum=quorum, tuning=tuning, seed=-r) for r in range(3)]
     bad = SpoiledFor(inner, clock, 25.0, opened="/0000000002/mean/", read="/0000000002/update/00001")
     simulation = Simulation(clock)

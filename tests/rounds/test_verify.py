@@ -8,7 +8,7 @@ from test_rounds_client import LAYOUT, train
 
 from atoll.errors import RoundError, RunNotFound
 from atoll.rounds.chunks import MeanName
-from atoll.rounds.contributions import Party
+from atoll.rounds.contributions import Participants
 from atoll.rounds.keys import RoundKeys, RunKeys
 from atoll.rounds.records import Commit
 from atoll.rounds.tuning import Grid
@@ -47,7 +47,7 @@ def test_a_mean_that_is_not_the_mean_is_found(round_no: int, found: str) -> None
     """In round 0 every part of it is in the store; in round 1 its owner kept one, and the states give it away."""
     store = MemoryStore()
     train(store, 3, 3)
-    grid, party = Grid(LAYOUT.size, 4096), Party.of_commit(Commit.open(store.get(KEYS.commit(round_no)))).id
+    grid, party = Grid(LAYOUT.size, 4096), Participants.of_commit(Commit.open(store.get(KEYS.commit(round_no)))).id
     name = MeanName("run", round_no, 0, party, LAYOUT.hash, "bf16", grid, 2)
     parts = name.open(store.get(KEYS.mean(round_no, party, 2))).parts
     forged = np.zeros(grid.count(2), np.uint16)

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.errors import RunFailed
 from atoll.executors.local.request import local_status
-from atoll.replica.rank_process import Asked, Charge, fate_of
+from atoll.replica.rank_process import RankProcess, StopReason, fate_of
 from atoll.result import (
     ErrorReport,
     ReplicaOutcome,
@@ -71,19 +71,19 @@ def test_status_survives_json():
 @pytest.mark.parametrize(
     ("wait_status", "asked", "record", "oom", "state", "reason", "code"),
     [
-        (exited(0), Asked.NOTHING, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
-        (exited(0), Asked.NOTHING, None, False, S.FAILED, Reason.NO_OUTCOME, 0),
-        (exited(1), Asked.NOTHING, FAILURE, False, S.FAILED, Reason.USER_ERROR, 1),
-        (exited(3), Asked.NOTHING, None, False, S.FAILED, Reason.USER_ERROR, 3),
-        (exited(1), Asked.NOTHING, SUCCESS, False, S.FAILED, Reason.USER_ERROR, 1),
-        (signal.SIGSEGV, Asked.NOTHING, SUCCESS, False, S.FAILED, Reason.KILLED, 139),
-        (signal.SIGKILL, Asked.NOTHING, None, False, S.FAILED, Reason.KILLED, 137),
-        (signal.SIGKILL, Asked.NOTHING, None, True, S.FAILED, Reason.OOM, 137),
-        (signal.SIGSEGV, Asked.NOTHING, None, True, S.FAILED, Reason.KILLED, 139),
-        (signal.SIGKILL, Asked.TIMEOUT, None, False, S.FAILED, Reason.TIMEOUT, 137),
-        (exited(143), Asked.CANCEL, FAILURE, False, S.CANCELLED, Reason.CANCELLED, 143),
-        (exited(143), Asked.PREEMPT, FAILURE, False, S.FAILED, Reason.PREEMPTED, 143),
-        (exited(0), Asked.CANCEL, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
+        (exited(0), StopReason.NOTHING, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
+        (exited(0), StopReason.NOTHING, None, False, S.FAILED, Reason.NO_OUTCOME, 0),
+        (exited(1), StopReason.NOTHING, FAILURE, False, S.FAILED, Reason.USER_ERROR, 1),
+        (exited(3), StopReason.NOTHING, None, False, S.FAILED, Reason.USER_ERROR, 3),
+        (exited(1), StopReason.NOTHING, SUCCESS, False, S.FAILED, Reason.USER_ERROR, 1),
+        (signal.SIGSEGV, StopReason.NOTHING, SUCCESS, False, S.FAILED, Reason.KILLED, 139),
+        (signal.SIGKILL, StopReason.NOTHING, None, False, S.FAILED, Reason.KILLED, 137),
+        (signal.SIGKILL, StopReason.NOTHING, None, True, S.FAILED, Reason.OOM, 137),
+        (signal.SIGSEGV, StopReason.NOTHING, None, True, S.FAILED, Reason.KILLED, 139),
+        (signal.SIGKILL, StopReason.TIMEOUT, None, False, S.FAILED, Reason.TIMEOUT, 137),
+        (exited(143), StopReason.CANCEL, FAILURE, False, S.CANCELLED, Reason.CANCELLED, 143),
+        (exited(143), StopReason.PREEMPT, FAILURE, False, S.FAILED, Reason.PREEMPTED, 143),
+        (exited(0), StopReason.CANCEL, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
     ],
 )
 def test_what_became_of_a_process(wait_status, asked, record, oom, state, reason, code):
@@ -92,24 +92,24 @@ def test_what_became_of_a_process(wait_status, asked, record, oom, state, reason
 
 
 def test_a_charge_restarts_until_it_may_not_and_its_limit_counts_from_the_first_start():
-    charge = Charge(0, max_restarts=1, timeout_s=10, grace_s=1)
+    charge = RankProcess(0, max_restarts=1, timeout_s=10, grace_s=1)
     charge.started(100, now=0.0, wall=0.0)
-    charge.ended(fate_of(exited(1), Asked.NOTHING, None, limit_s=10, oom=False), wall=1.0)
+    charge.ended(fate_of(exited(1), StopReason.NOTHING, None, limit_s=10, oom=False), wall=1.0)
     charge.stored(now=1.0)
     assert (charge.state, charge.attempt, charge.start_at) == (S.PENDING, 1, 1.25)
     charge.started(101, now=2.0, wall=2.0)
     assert charge.limit_at == 10.0
     assert re.search(r"\b0\b.*\b1\b", charge.message), "which attempt ended, and its exit code"
-    charge.ended(fate_of(exited(1), Asked.NOTHING, None, limit_s=10, oom=False), wall=3.0)
+    charge.ended(fate_of(exited(1), StopReason.NOTHING, None, limit_s=10, oom=False), wall=3.0)
     charge.stored(now=3.0)
     assert (charge.state, charge.attempt) == (S.FAILED, 1)
 
 
 def test_a_timeout_is_not_restarted():
-    charge = Charge(0, max_restarts=5, timeout_s=10, grace_s=1)
+    charge = RankProcess(0, max_restarts=5, timeout_s=10, grace_s=1)
     charge.started(100, now=0.0, wall=0.0)
-    charge.asked = Asked.TIMEOUT
-    charge.ended(fate_of(signal.SIGKILL, Asked.TIMEOUT, None, limit_s=10, oom=False), wall=11.0)
+    charge.asked = StopReason.TIMEOUT
+    charge.ended(fate_of(signal.SIGKILL, StopReason.TIMEOUT, None, limit_s=10, oom=False), wall=11.0)
     charge.stored(now=11.0)
     assert (charge.state, charge.reason) == (S.FAILED, Reason.TIMEOUT)
 
@@ -252,9 +252,9 @@ def test_an_error_of_the_users_own_is_not_taken_for_one_of_ours():
 
 def test_a_vain_wait_for_others_is_a_timeout_and_may_be_started_again():
     record = {"state": "failed", "reason": "timeout", "message": "QuorumLost: x"}
-    charge = Charge(0, max_restarts=1, timeout_s=10, grace_s=1)
+    charge = RankProcess(0, max_restarts=1, timeout_s=10, grace_s=1)
     charge.started(100, now=0.0, wall=0.0)
-    charge.ended(fate_of(exited(5), Asked.NOTHING, record, limit_s=10, oom=False), wall=1.0)
+    charge.ended(fate_of(exited(5), StopReason.NOTHING, record, limit_s=10, oom=False), wall=1.0)
     charge.stored(now=1.0)
     assert (charge.state, charge.attempt) == (S.PENDING, 1)
 

@@ -14,7 +14,7 @@ from atoll import units
 from atoll.cli.output import Output, Table, table_text
 from atoll.cli.render import STATE_STYLES, counts_text, elapsed_s, live_table
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
-from atoll.cli.watch import Lookout, Outage, View
+from atoll.cli.watch import OutageReporter, RoundPoller, View
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
 from atoll.runs.run import Run, could_restart
@@ -38,7 +38,7 @@ def live_view(run: Run, out: Output) -> Iterator[View]:
     """A table on stderr that is redrawn; gone afterwards, so that what is printed next stands alone."""
     console = Console(stderr=True, no_color=not out.has_colour(on_stderr=True), highlight=False)
     latest: list[tuple[RunStatus, Waiting | None]] = []
-    lookout, outage = Lookout(run), Outage()
+    lookout, outage = RoundPoller(run), OutageReporter()
 
     def picture() -> RenderableType:
         if not latest:

@@ -12,7 +12,7 @@ from atoll.handle import RunHandle
 from atoll.runs import config, index
 from atoll.runs.config import Config
 from atoll.runs.run import Run, attach
-from atoll.runs.stored import Witness
+from atoll.runs.stored import StoredRun
 from atoll.stores.base import Store
 
 
@@ -63,7 +63,7 @@ def have_all_ended(store: Store, run_id: str) -> bool:
         replicas = journal.read_run(store, run_id)["spec"]["placement"]["replicas"]
     except RunNotFound:
         return False
-    return len(Witness(store, run_id).outcomes()) >= int(replicas)
+    return len(StoredRun(store, run_id).outcomes()) >= int(replicas)
 
 
 def _executor_settings(settings: Config, name: str, store: str | None) -> dict[str, object]:

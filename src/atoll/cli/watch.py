@@ -29,7 +29,7 @@ from atoll.rounds.metrics import Waiting, latest_records, waiting_for
 from atoll.rounds.timeline import RoundRecord
 from atoll.runs.run import Run, could_restart
 from atoll.status import RunStatus
-from atoll.stores.fast import with_patience
+from atoll.stores.fast import with_retry_timeout
 
 
 @contextmanager
@@ -57,11 +57,11 @@ _ASK_S = 10.0
 """Whoever watches is not kept waiting for longer by a store that does not answer."""
 
 
-class Lookout:
+class RoundPoller:
     """Asks the store now and then; in between it answers from memory."""
 
     def __init__(self, run: Run, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._run_id, self._store, self._clock = run.id, with_patience(run.store, _ASK_S), clock
+        self._run_id, self._store, self._clock = run.id, with_retry_timeout(run.store, _ASK_S), clock
         self._waiting: Waiting | None = None
         self._records: dict[int, RoundRecord] = {}
         self._waiting_at = self._records_at = -60.0
@@ -122,7 +122,7 @@ def _more(error: AtollError) -> str | None:
     return f"{store_hint(error)}{tried}"
 
 
-class Outage:
+class OutageReporter:
     """Hears of each time in vain, and says now and then since when that is so."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -194,7 +194,7 @@ def watch(run: Run, out: Output, *, live: bool = True, **wait: Any) -> RunStatus
 def _lines(run: Run, out: Output) -> View:
     """A line when a count changes, when nobody answers, and now and then in between."""
     last: dict[str, Any] = {"counts": None, "at": 0.0, "avoid": ""}
-    lookout, outage = Lookout(run), Outage()
+    lookout, outage = RoundPoller(run), OutageReporter()
 
     def on_change(status: RunStatus) -> None:
         out.event("status", status_json(run.id, status))

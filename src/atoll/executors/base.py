@@ -114,7 +114,7 @@ class Sweeper(Protocol):
 
 
 @runtime_checkable
-class Originator(Protocol):
+class HandleResolver(Protocol):
     """An executor that can say which run, in which store, a handle belongs to."""
 
     def origin(self, handle: RunHandle) -> RunContext | None: ...

@@ -114,7 +114,7 @@ _FUNCTIONS: Functions = {
 class Hash:
     """The XXH3-64 of an array that comes in pieces. It has more than 60 values."""
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: FusedKernels) -> None:
         self._state = _State()
         self.address = addressof(self._state)
         self._end = passes.library.atoll_hash_end
@@ -128,7 +128,7 @@ Place: TypeAlias = tuple[int, Hash | None]
 """Where values are, and what they are hashed with."""
 
 
-class Passes:
+class FusedKernels:
     """What the library can do."""
 
     def __init__(self, library: CDLL) -> None:
@@ -191,18 +191,18 @@ class Passes:
         return None if how == _DONE else (work.turn, work.error)
 
 
-def load(library: Path = LIBRARY, source: Path = SOURCE) -> Passes:
+def load(library: Path = LIBRARY, source: Path = SOURCE) -> FusedKernels:
     """The passes, or `NotUsable`."""
     found = opened(library, source, _FUNCTIONS)
     if not found.atoll_usable():
         raise NotUsable("this processor has no AVX2")
-    passes = Passes(found)
+    passes = FusedKernels(found)
     if (wrong := _disagreement(passes)) is not None:
         raise NotUsable(f"{library.name} does not compute what numpy and xxhash compute: {wrong}")
     return passes
 
 
-def _disagreement(passes: Passes) -> str | None:
+def _disagreement(passes: FusedKernels) -> str | None:
     """The first pass that gives something else than the same done one after the other, or None."""
     try:
         import xxhash
@@ -222,7 +222,7 @@ def _disagreement(passes: Passes) -> str | None:
 
 
 @cache
-def current() -> Passes | None:
+def current() -> FusedKernels | None:
     """The passes if they can be used here."""
     try:
         return load()

@@ -44,9 +44,9 @@ def _local(spool: Spool, ready: int) -> NoReturn:
 def _shepherd(spool: Spool, on_ready: object = None, *, is_throwaway: bool = False, **options: object) -> NoReturn:
     # Everything a replica needs is loaded here, once: forked replicas find it in memory.
     from atoll.replica import entry_runner
-    from atoll.replica.supervisor import Shepherd
+    from atoll.replica.supervisor import Supervisor
 
-    shepherd = Shepherd(spool, **options)  # type: ignore[arg-type]
+    shepherd = Supervisor(spool, **options)  # type: ignore[arg-type]
     gc.freeze()  # keeps the collector of each replica from copying the pages it shares with us
     attempt = shepherd.run(on_ready=on_ready)
     if attempt is not None:
@@ -72,14 +72,14 @@ def _exit(code: int) -> NoReturn:
 def _container(argv: list[str]) -> NoReturn:
     from atoll.errors import AtollError
     from atoll.replica.container import prepare
-    from atoll.replica.rank_process import Asked
+    from atoll.replica.rank_process import StopReason
 
     try:
         spool = prepare(argv, os.environ)
     except AtollError as exc:
         print(f"error: {exc}", file=sys.stderr)
         sys.exit(exc.exit_code)
-    _shepherd(spool, is_throwaway=True, stop_means=Asked.PREEMPT)
+    _shepherd(spool, is_throwaway=True, stop_means=StopReason.PREEMPT)
 
 
 def _write_diary(spool: Spool) -> None:

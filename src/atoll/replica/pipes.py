@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 
-class Leash:
+class KillPipe:
     """Made by the shepherd; `attach` is called in the child, after its process group exists."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ _TURN_BYTES = 4 << 20
 """How much one replica may pour in a turn before the others have theirs."""
 
 
-class Outlet:
+class OutputPipe:
     """Both ends of one replica's output, from before the fork until it has ended."""
 
     _disk_is_full = False
@@ -100,7 +100,7 @@ class Outlet:
         os.close(self._log)
 
     def _write(self, data: bytes) -> None:
-        if Outlet._disk_is_full:
+        if OutputPipe._disk_is_full:
             return
         view = memoryview(data)
         try:
@@ -109,7 +109,7 @@ class Outlet:
         except OSError as exc:
             # A full disk must not stop the replica: output is lost from here on, and that is said. What room there
             # is, or will be, is for how the run ended.
-            Outlet._disk_is_full = True
+            OutputPipe._disk_is_full = True
             with suppress(OSError):
                 print(f"shepherd: output is lost from here on: {exc}", file=sys.stderr, flush=True)
 

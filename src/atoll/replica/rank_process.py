@@ -14,7 +14,7 @@ from typing import Any
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus
 
 
-class Asked(StrEnum):
+class StopReason(StrEnum):
     """Why we told a process to stop, if we did."""
 
     NOTHING = ""
@@ -24,7 +24,7 @@ class Asked(StrEnum):
 
 
 @dataclass(frozen=True)
-class Fate:
+class ExitVerdict:
     """The verdict on one attempt."""
 
     state: ReplicaState
@@ -38,27 +38,29 @@ class Fate:
         return self.state is ReplicaState.FAILED
 
 
-def fate_of(wait_status: int, asked: Asked, outcome: dict[str, Any] | None, *, limit_s: float, oom: bool) -> Fate:
+def fate_of(
+    wait_status: int, asked: StopReason, outcome: dict[str, Any] | None, *, limit_s: float, oom: bool
+) -> ExitVerdict:
     """What became of a process that ended with `wait_status`, and may have left its own `outcome` record."""
     code = os.waitstatus_to_exitcode(wait_status)
     outcome = outcome if outcome and {"state", "reason", "message"} <= outcome.keys() else None
     said_success = outcome is not None and outcome["state"] == ReplicaState.SUCCEEDED
     if said_success and code == 0:
-        return Fate(ReplicaState.SUCCEEDED, Reason.OK, "", 0)
-    if asked is Asked.TIMEOUT:
-        return Fate(
+        return ExitVerdict(ReplicaState.SUCCEEDED, Reason.OK, "", 0)
+    if asked is StopReason.TIMEOUT:
+        return ExitVerdict(
             ReplicaState.FAILED, Reason.TIMEOUT, f"still running after its limit of {limit_s:g} s", _shell(code)
         )
-    if asked is Asked.CANCEL:
-        return Fate(ReplicaState.CANCELLED, Reason.CANCELLED, ON_REQUEST, _shell(code))
-    if asked is Asked.PREEMPT:
+    if asked is StopReason.CANCEL:
+        return ExitVerdict(ReplicaState.CANCELLED, Reason.CANCELLED, ON_REQUEST, _shell(code))
+    if asked is StopReason.PREEMPT:
         message = "the machine asked this replica to stop (SIGTERM)"
-        return Fate(ReplicaState.FAILED, Reason.PREEMPTED, message, _shell(code))
+        return ExitVerdict(ReplicaState.FAILED, Reason.PREEMPTED, message, _shell(code))
     if said_success and code > 0:
         message = f"the entry point returned, and then the process exited with code {code}"
-        return Fate(ReplicaState.FAILED, Reason.USER_ERROR, message, code)
+        return ExitVerdict(ReplicaState.FAILED, Reason.USER_ERROR, message, code)
     if outcome is not None and not said_success:
-        return Fate(ReplicaState.FAILED, _reason(outcome), str(outcome["message"]), _shell(code))
+        return ExitVerdict(ReplicaState.FAILED, _reason(outcome), str(outcome["message"]), _shell(code))
     return _silent(code, oom)
 
 
@@ -66,16 +68,16 @@ def _reason(outcome: dict[str, Any]) -> Reason:
     return Reason(outcome["reason"]) if outcome["reason"] in set(Reason) else Reason.USER_ERROR
 
 
-def _silent(code: int, oom: bool) -> Fate:
+def _silent(code: int, oom: bool) -> ExitVerdict:
     """A process that ended without a word."""
     if code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         if oom and -code == signal.SIGKILL:
-            return Fate(ReplicaState.FAILED, Reason.OOM, "killed by the kernel: out of memory", _shell(code))
-        return Fate(ReplicaState.FAILED, Reason.KILLED, f"killed by {name}", _shell(code))
+            return ExitVerdict(ReplicaState.FAILED, Reason.OOM, "killed by the kernel: out of memory", _shell(code))
+        return ExitVerdict(ReplicaState.FAILED, Reason.KILLED, f"killed by {name}", _shell(code))
     message = f"the process exited with code {code} before it could report"
     reason = Reason.NO_OUTCOME if code == 0 else Reason.USER_ERROR
-    return Fate(ReplicaState.FAILED, reason, message, code)
+    return ExitVerdict(ReplicaState.FAILED, reason, message, code)
 
 
 def _shell(code: int) -> int:
@@ -87,7 +89,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
 
 @dataclass
-class Charge:
+class RankProcess:
     """One rank. `pid` is set while its process lives; `fate` from its end until the scribe has stored it."""
 
     rank: int
@@ -102,8 +104,8 @@ class Charge:
     started_at: float | None = None
     ended_at: float | None = None
     pid: int | None = None
-    asked: Asked = Asked.NOTHING
-    fate: Fate | None = None
+    asked: StopReason = StopReason.NOTHING
+    fate: ExitVerdict | None = None
     limit_at: float | None = None
     """When the time limit strikes; counts from the first start, restarts included."""
     kill_at: float | None = None
@@ -117,7 +119,7 @@ class Charge:
     @property
     def wakes_at(self) -> float:
         """The next moment at which something is due, in monotonic time."""
-        limit = self.limit_at if self.pid is not None and self.asked is Asked.NOTHING else None
+        limit = self.limit_at if self.pid is not None and self.asked is StopReason.NOTHING else None
         times = [t for t in (limit, self.kill_at, self.start_at) if t is not None]
         return min(times, default=float("inf"))
 
@@ -127,7 +129,7 @@ class Charge:
         self.state, self.reason, self.exit_code = ReplicaState.RUNNING, Reason.OK, None  # the message: why it restarted
         self.started_at = wall if self.started_at is None else self.started_at
 
-    def ended(self, fate: Fate, wall: float) -> None:
+    def ended(self, fate: ExitVerdict, wall: float) -> None:
         """The process is gone; what it was is known, but not stored yet."""
         self.pid, self.kill_at, self.fate, self.ended_at = None, None, fate, wall
 
@@ -136,7 +138,7 @@ class Charge:
         fate = self.fate
         assert fate is not None
         self.fate = None
-        may_restart = fate.may_restart and self.attempt < self.max_restarts and self.asked is Asked.NOTHING
+        may_restart = fate.may_restart and self.attempt < self.max_restarts and self.asked is StopReason.NOTHING
         if may_restart and self.limit_at is not None and now < self.limit_at:
             self.start_at = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.attempt)
             self.attempt += 1
@@ -145,7 +147,7 @@ class Charge:
             return
         self.settle(fate, trouble)
 
-    def settle(self, fate: Fate, trouble: str = "") -> None:
+    def settle(self, fate: ExitVerdict, trouble: str = "") -> None:
         self.state, self.reason, self.exit_code = fate.state, fate.reason, fate.exit_code
         self.message = f"{fate.message}; {trouble}".strip("; ") if trouble else fate.message
         self.start_at = None

@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 
 from atoll.context import ATTEMPT, SPOOL
 from atoll.replica import processes
-from atoll.replica.pipes import Leash, Outlet
-from atoll.replica.rank_process import Asked, Charge, Fate, fate_of
+from atoll.replica.pipes import KillPipe, OutputPipe
+from atoll.replica.rank_process import ExitVerdict, RankProcess, StopReason, fate_of
 from atoll.replica.spool import Attempt, Spool, read_json, read_record, write_at_any_price
 from atoll.replica.uploader import ScribeLink
 from atoll.status import Reason, ReplicaState
@@ -37,21 +37,21 @@ _STORE_PATIENCE_S = 120.0
 _BALLAST_BYTES = 256 << 10
 
 
-class Shepherd:
+class Supervisor:
     """Runs the plan found in a spool."""
 
-    def __init__(self, spool: Spool, *, stop_means: Asked = Asked.CANCEL) -> None:
+    def __init__(self, spool: Spool, *, stop_means: StopReason = StopReason.CANCEL) -> None:
         self._spool = spool
         self._stop_means = stop_means
         self._plan: dict[str, Any] = read_json(spool.plan)
         self._host = os.uname().nodename
         limits = {name: self._plan[name] for name in ("max_restarts", "timeout_s", "grace_s")}
         first = self._plan.get("first_attempt", 0)
-        self._charges = [Charge(rank, **limits, attempt=first) for rank in self._plan["ranks"]]
-        self._leash = Leash()
+        self._charges = [RankProcess(rank, **limits, attempt=first) for rank in self._plan["ranks"]]
+        self._leash = KillPipe()
         self._wake_read, self._wake_write = os.pipe()
         self._scribe = ScribeLink(spool, self._plan)
-        self._outlets: dict[int, Outlet] = {}
+        self._outlets: dict[int, OutputPipe] = {}
         self._stop_asked = False
         self._ooms = processes.oom_kills()
 
@@ -99,19 +99,19 @@ class Shepherd:
             if charge.kill_at is not None and now >= charge.kill_at:
                 self._signal(charge, signal.SIGKILL)
                 charge.kill_at = now + 5.0
-            elif charge.pid is not None and charge.asked is Asked.NOTHING and now >= (charge.limit_at or now):
-                self._stop(charge, Asked.TIMEOUT)
+            elif charge.pid is not None and charge.asked is StopReason.NOTHING and now >= (charge.limit_at or now):
+                self._stop(charge, StopReason.TIMEOUT)
             elif charge.start_at is not None and now >= charge.start_at and (attempt := self._restart(charge)):
                 return attempt
         return None
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, charge: Charge) -> Attempt | None:
+    def _start(self, charge: RankProcess) -> Attempt | None:
         """Fork the replica. Returns its attempt in the child, None in the shepherd."""
         attempt = self._spool.attempt(charge.rank, charge.attempt)
         attempt.root.mkdir(parents=True, exist_ok=True)
-        outlet = Outlet(attempt.log)
+        outlet = OutputPipe(attempt.log)
         sys.stdout.flush()
         sys.stderr.flush()
         try:
@@ -135,15 +135,15 @@ class Shepherd:
             self._scribe.tell("started", charge.rank, charge.attempt)
         return None
 
-    def _restart(self, charge: Charge) -> Attempt | None:
+    def _restart(self, charge: RankProcess) -> Attempt | None:
         try:
             return self._start(charge)
         except OSError as exc:
             message = f"attempt {charge.attempt} could not be started: {exc}"
-            charge.settle(Fate(ReplicaState.FAILED, Reason.BACKEND, message, None))
+            charge.settle(ExitVerdict(ReplicaState.FAILED, Reason.BACKEND, message, None))
             return None
 
-    def _become_replica(self, charge: Charge, attempt: Attempt, outlet: Outlet) -> None:
+    def _become_replica(self, charge: RankProcess, attempt: Attempt, outlet: OutputPipe) -> None:
         _set_group(0)
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
@@ -177,24 +177,26 @@ class Shepherd:
 
     # ── stopping ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _stop(self, charge: Charge, asked: Asked) -> None:
+    def _stop(self, charge: RankProcess, asked: StopReason) -> None:
         charge.asked = asked
         charge.kill_at = time.monotonic() + charge.grace_s
         self._signal(charge, signal.SIGTERM)
 
     def _stop_all(self) -> None:
-        asked = Asked.CANCEL if self._spool.cancel.exists() else self._stop_means
+        asked = StopReason.CANCEL if self._spool.cancel.exists() else self._stop_means
         for charge in self._charges:
-            if charge.asked is not Asked.NOTHING:
+            if charge.asked is not StopReason.NOTHING:
                 continue  # already told; its grace must not begin anew
             if charge.pid is not None:
                 self._stop(charge, asked)
             elif charge.fate is not None:
                 charge.asked = asked  # already over: only keeps it from being restarted
             elif not charge.is_settled:
-                charge.settle(Fate(ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled before it started", None))
+                charge.settle(
+                    ExitVerdict(ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled before it started", None)
+                )
 
-    def _signal(self, charge: Charge, number: signal.Signals) -> None:
+    def _signal(self, charge: RankProcess, number: signal.Signals) -> None:
         assert charge.pid is not None
         for send in (os.killpg, os.kill):
             try:
@@ -221,7 +223,7 @@ class Shepherd:
             elif found.si_pid == self._scribe.pid:
                 self._restart_scribe()
 
-    def _end(self, charge: Charge, wait_status: int) -> None:
+    def _end(self, charge: RankProcess, wait_status: int) -> None:
         outlet = self._outlets.pop(charge.rank)
         outlet.pour()
         outlet.close()
@@ -234,7 +236,7 @@ class Shepherd:
         charge.ended(fate, time.time())
         self._scribe.tell("ended", charge.rank, charge.attempt, patience_s=_STORE_PATIENCE_S)
 
-    def _outcome(self, charge: Charge, fate: Fate, outcome: dict[str, Any]) -> dict[str, Any]:
+    def _outcome(self, charge: RankProcess, fate: ExitVerdict, outcome: dict[str, Any]) -> dict[str, Any]:
         """The replica's own record under our verdict; made up by us if it left none."""
         known = outcome or {"error": None, "started_at": charge.started_at, "ended_at": time.time()}
         return {

@@ -40,7 +40,7 @@ INLINE_RESULT_BYTES = 64 << 10
 _LAST_LINE_BYTES = 4096
 
 
-class Shipment:
+class AttemptUpload:
     """Remembers how far one attempt has been shipped."""
 
     def __init__(self, attempt: Attempt, plan: dict[str, Any], rank: int, number: int) -> None:
@@ -265,7 +265,7 @@ def _become_scribe(
             os.close(descriptor)
         in_child()
 
-        code = Scribe(spool, plan, orders, answers).run()
+        code = Uploader(spool, plan, orders, answers).run()
     except BaseException:  # noqa: BLE001  recorded in the diary; the shepherd starts another one
         import traceback
 
@@ -279,14 +279,14 @@ _FINAL_PATIENCE_S = 60.0
 _RETRY_S = 0.5
 
 
-class Scribe:
+class Uploader:
     """Runs in a process of its own, forked from the shepherd before either touched the store."""
 
     def __init__(self, spool: Spool, plan: dict[str, Any], orders: int, answers: int) -> None:
         self._spool, self._plan = spool, plan
         self._orders, self._answers = orders, answers
         self._store: Store | None = None
-        self._shipments: dict[tuple[int, int], Shipment] = {}
+        self._shipments: dict[tuple[int, int], AttemptUpload] = {}
         self._ended: dict[tuple[int, int], float] = {}
         """Attempts to store for good, and until when we try."""
         self._partial = b""
@@ -312,7 +312,7 @@ class Scribe:
                 return True
             which = (int(rank), int(attempt))
             if which not in self._shipments:
-                self._shipments[which] = Shipment(self._spool.attempt(*which), self._plan, *which)
+                self._shipments[which] = AttemptUpload(self._spool.attempt(*which), self._plan, *which)
             if word == "ended":
                 self._ended[which] = time.monotonic() + _FINAL_PATIENCE_S
         return False
@@ -331,7 +331,7 @@ class Scribe:
 
         return ThreadPoolExecutor(16, "scribe")
 
-    def _ship(self, which: tuple[int, int], shipment: Shipment) -> None:
+    def _ship(self, which: tuple[int, int], shipment: AttemptUpload) -> None:
         is_final = which in self._ended
         try:
             shipment.ship(self._opened(), final=is_final)

@@ -147,7 +147,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """How a round fits into training."""
 
     compute_s: float
@@ -175,9 +175,9 @@ class Estimate:
 
     setting: Setting
     exchange: Exchange
-    pace: Pace
+    pace: Throughput
     """As set: streaming if there are fragments or a delay."""
-    blocking: Pace
+    blocking: Throughput
     """The same rounds with training standing still for each."""
     notes: tuple[str, ...]
 
@@ -216,8 +216,8 @@ def estimate(setting: Setting) -> Estimate:
     exchange = planned_exchange(setting)
     stride_s = setting.inner_steps // setting.fragments * setting.step_time_s
     took = exchange.pipelined_s
-    blocking = Pace(stride_s, took, took)
-    pace = Pace(stride_s, took, max(0.0, took - setting.delay * setting.step_time_s))
+    blocking = Throughput(stride_s, took, took)
+    pace = Throughput(stride_s, took, max(0.0, took - setting.delay * setting.step_time_s))
     return Estimate(setting, exchange, pace, blocking, tuple(_notes(setting, exchange, pace)))
 
 
@@ -270,7 +270,7 @@ def encoded_bytes(grid: Grid, name: str) -> int:
     return whole * (len(grid) - 1) + last
 
 
-def _notes(setting: Setting, exchange: Exchange, pace: Pace) -> Iterator[str]:
+def _notes(setting: Setting, exchange: Exchange, pace: Throughput) -> Iterator[str]:
     needed = ceil(setting.bandwidth_bytes_s / CONNECTION_BYTES_S)
     if setting.connections is not None and setting.connections < needed:
         yield f"{setting.connections} connections do not fill the network: at 100 MB/s each it takes {needed}"

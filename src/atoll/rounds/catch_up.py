@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.errors import CorruptUpdate, KeyNotFound
 from atoll.rounds import blobs
-from atoll.rounds.context import Member
+from atoll.rounds.context import RoundContext
 from atoll.rounds.io import Steps
 from atoll.rounds.records import Snapshot
 from atoll.stores.base import Buffer
@@ -34,7 +34,7 @@ class LoadedSnapshot:
 
 
 def write_snapshot(
-    member: Member, round_no: int, buffers: Mapping[str, Buffer], meta: Mapping[str, Any]
+    member: RoundContext, round_no: int, buffers: Mapping[str, Buffer], meta: Mapping[str, Any]
 ) -> Steps[bool]:
     """Write the state before `round_no`; False when another replica has done so already."""
     io, keys = member.io, member.keys
@@ -56,7 +56,7 @@ def write_snapshot(
     return created
 
 
-def load_snapshot(member: Member, at_least: int = 0) -> Steps[LoadedSnapshot | None]:
+def load_snapshot(member: RoundContext, at_least: int = 0) -> Steps[LoadedSnapshot | None]:
     """The newest snapshot that can be read, if it is of round `at_least` or later. The member continues from it."""
     rounds = yield from snapshot_rounds(member)
     for round_no in reversed(rounds):
@@ -73,13 +73,13 @@ def load_snapshot(member: Member, at_least: int = 0) -> Steps[LoadedSnapshot | N
     return None
 
 
-def snapshot_rounds(member: Member) -> Steps[list[int]]:
+def snapshot_rounds(member: RoundContext) -> Steps[list[int]]:
     """The rounds that have a snapshot record, ascending."""
     listed = yield from member.io.list(member.keys.snapshots_prefix())
     return sorted(member.keys.parse_snapshot(key) for key in listed)
 
 
-def _load(member: Member, round_no: int) -> Steps[LoadedSnapshot]:
+def _load(member: RoundContext, round_no: int) -> Steps[LoadedSnapshot]:
     record = yield from member.io.read(member.keys.snapshot(round_no), Snapshot.open)
     if (record.run_id, record.round_no) != (member.run_id, round_no):
         raise CorruptUpdate("a snapshot is of another run or round", round_no=round_no, check="identity")

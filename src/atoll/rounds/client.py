@@ -37,25 +37,25 @@ from atoll.rounds.agree import read_commit
 from atoll.rounds.catch_up import LoadedSnapshot, load_snapshot, snapshot_rounds, write_snapshot
 from atoll.rounds.codecs import DEFAULT_CODEC, recommended_mean
 from atoll.rounds.codecs.base import F32, codec
-from atoll.rounds.context import Member, Tuning
+from atoll.rounds.context import RoundContext, Tuning
 from atoll.rounds.events import EventLog
 from atoll.rounds.exchange import RoundOutcome
-from atoll.rounds.io import Counters, Driver, Requests, Steps
+from atoll.rounds.io import Counters, Steps, StoreIO, ThreadedDriver
 from atoll.rounds.join import ANY_CHUNK, NO_BLOB, begin
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout, Parts, Sink, Source, as_source
+from atoll.rounds.layout import ArrayVector, Layout, Sink, Source, as_source
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Agreement
 from atoll.rounds.tuning import Grid
 from atoll.stores.base import Buffer, Store
-from atoll.stores.fast import with_patience
+from atoll.stores.fast import with_retry_timeout
 
 REPLAY_LIMIT = 4
 """With a snapshot further ahead than this many rounds, loading it is less work than replaying them."""
 
 
 @dataclass(frozen=True)
-class Head:
+class RunPosition:
     """Where a run is, as the store shows it."""
 
     next_round: int
@@ -66,7 +66,7 @@ class Head:
     """The newest round that has a snapshot."""
 
 
-class RoundProtocol:
+class RoundSteps:
     """One replica of one run. Call `join` first; then `exchange` once for every round, in order."""
 
     def __init__(
@@ -105,13 +105,13 @@ class RoundProtocol:
             dict(settings or {}),
             NO_BLOB,
         )
-        self.io = Requests(clock, rng or random.Random(), retry_s=self.tuning.retry_s)
+        self.io = StoreIO(clock, rng or random.Random(), retry_s=self.tuning.retry_s)
         self._leases = retention.Leases(lease_s)
         self._acks = 0
-        self._member: Member | None = None
+        self._member: RoundContext | None = None
 
     @property
-    def member(self) -> Member:
+    def member(self) -> RoundContext:
         if self._member is None:
             raise InternalError("a replica joins before it does anything else")
         return self._member
@@ -123,7 +123,7 @@ class RoundProtocol:
         claim = yield from join.take_rank(self.io, self._keys, self._rank, self._attempt, self._token)
         events = EventLog(self._keys, self._rank, claim.incarnation, self.io.clock)
         self.io.timeline.open(self._keys, self._rank, claim.incarnation)
-        self._member = Member(
+        self._member = RoundContext(
             self.io, self._keys, claim, start.agreement, self._quorum, self.tuning, events,
             previous=start.agreement.digest,
         )  # fmt: skip
@@ -198,13 +198,13 @@ class RoundProtocol:
         load(loaded)
         return loaded.round_no
 
-    def latest(self) -> Steps[Head]:
+    def latest(self) -> Steps[RunPosition]:
         """Where the others are; two LISTs."""
         keys = self.member.keys
         commits = [keys.parse_commit(key) for key in (yield from self.io.list(keys.commits_prefix()))]
         snapshots = yield from snapshot_rounds(self.member)
         next_round = max([-1, *commits, *(r - 1 for r in snapshots)]) + 1
-        return Head(next_round, min(commits, default=None), max(snapshots, default=None))
+        return RunPosition(next_round, min(commits, default=None), max(snapshots, default=None))
 
     def write_snapshot(
         self, round_no: int, buffers: Mapping[str, Buffer], meta: Mapping[str, Any] | None = None
@@ -285,14 +285,14 @@ def _with_the_options_of(
 class RoundClient:
     """One replica of one run. Not thread-safe: one call at a time."""
 
-    @_with_the_options_of(RoundProtocol.__init__)
+    @_with_the_options_of(RoundSteps.__init__)
     def __init__(self, store: Store, *replica: Any, **options: Any) -> None:
-        """`store`, and then the arguments of `RoundProtocol`."""
-        self._protocol = RoundProtocol(*replica, **options)
+        """`store`, and then the arguments of `RoundSteps`."""
+        self._protocol = RoundSteps(*replica, **options)
         if self._protocol.tuning.keep_freed_memory:
             keep_freed_memory()
         self._clock = self._protocol.io.clock
-        self._drive = Driver(with_patience(store, self._protocol.tuning.retry_s), self._clock)
+        self._drive = ThreadedDriver(with_retry_timeout(store, self._protocol.tuning.retry_s), self._clock)
 
     @property
     def agreement(self) -> Agreement:
@@ -413,7 +413,7 @@ class RoundClient:
 
         return self._drive(self._protocol.catch_up(round_no, sink_of, applied, load, replace_diverged=replace_diverged))
 
-    def latest(self) -> Head:
+    def latest(self) -> RunPosition:
         """Where the others are."""
         return self._drive(self._protocol.latest())
 
@@ -461,4 +461,4 @@ class RoundClient:
         if out is not None:
             return out, None
         mean = np.empty(self.agreement.layouts[fragment].size, dtype=np.float32)
-        return Parts([mean]), mean
+        return ArrayVector([mean]), mean

@@ -12,7 +12,7 @@ from atoll._time import backoff
 from atoll.rounds.checks import Expected
 from atoll.rounds.codecs.base import codec
 from atoll.rounds.events import EventLog
-from atoll.rounds.io import Requests
+from atoll.rounds.io import StoreIO
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout
 from atoll.rounds.quorum import Quorum
@@ -25,7 +25,7 @@ AWAY_AFTER = 2
 
 
 @dataclass
-class Memory:
+class RoundHistory:
     """What past commits taught this replica. Only guides waiting and outlier limits; never needs to agree."""
 
     norms: dict[int, deque[float]] = field(default_factory=dict)
@@ -73,17 +73,17 @@ class Memory:
 
 
 @dataclass
-class Member:
+class RoundContext:
     """Everything the steps of a round need to know."""
 
-    io: Requests
+    io: StoreIO
     keys: RoundKeys
     claim: Claim
     agreement: Agreement
     quorum: Quorum
     tuning: Tuning
     events: EventLog
-    memory: Memory = field(default_factory=Memory)
+    memory: RoundHistory = field(default_factory=RoundHistory)
     previous: str = ""
     """Digest of the last commit this replica applied; empty while it does not know."""
 
@@ -103,13 +103,15 @@ class Member:
         return good_connections(min(self.memory.trips, default=AT_ONCE_S), len(self.memory.members))
 
     @property
-    def is_near(self) -> bool:
+    def is_local_store(self) -> bool:
         """Whether the store answers faster than a thread can be told to ask it: small things one after the other."""
         return bool(self.memory.trips) and min(self.memory.trips) < NEAR_S
 
     def side_by_side(self, parts: int) -> int:
         """Chunks to average at once, each with a request for each of its parts."""
-        most = self.connections // 2 if self.is_near else self.connections  # more threads than cores are of no use
+        most = (
+            self.connections // 2 if self.is_local_store else self.connections
+        )  # more threads than cores are of no use
         return max(1, most // max(1, parts))
 
     def exchange_mode(self, fragment: int, count: int) -> str:
@@ -124,7 +126,7 @@ class Member:
         """Jittered, growing pauses between looks at the store."""
         tuning = self.tuning
         # Where the store is this machine's own, so are the others, and few of them are soon done.
-        first_s = tuning.poll_first_s * (min(1.0, (len(self.memory.members) or 8) / 8) if self.is_near else 1.0)
+        first_s = tuning.poll_first_s * (min(1.0, (len(self.memory.members) or 8) / 8) if self.is_local_store else 1.0)
         return backoff(first_s, factor=1.5, cap_s=tuning.poll_cap_s, jitter=0.25, rng=self.io.rng)
 
     def layout(self, fragment: int) -> Layout:

@@ -19,7 +19,7 @@ from functools import cached_property
 from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind, StoreError
 from atoll.rounds.chunks import Encoded, MeanName, inline_chunk, open_update, update_header
 from atoll.rounds.codecs.base import F32, codec
-from atoll.rounds.context import Member
+from atoll.rounds.context import RoundContext
 from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.frames import checksum, digest
 from atoll.rounds.io import Gather, Steps
@@ -33,7 +33,7 @@ from atoll.stores.base import Buffer
 
 
 @dataclass(frozen=True)
-class Seat:
+class Participant:
     """One process that takes part, and what its update weighs."""
 
     rank: int
@@ -42,18 +42,18 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Party:
+class Participants:
     """In rank order."""
 
-    seats: tuple[Seat, ...]
+    seats: tuple[Participant, ...]
 
     @classmethod
-    def of_commit(cls, commit: Commit) -> Party:
-        return cls(tuple(Seat(c.rank, c.incarnation, c.weight) for c in commit.contributions))
+    def of_commit(cls, commit: Commit) -> Participants:
+        return cls(tuple(Participant(c.rank, c.incarnation, c.weight) for c in commit.contributions))
 
     @classmethod
-    def of_offers(cls, offers: Iterable[Offer]) -> Party:
-        return cls(tuple(Seat(o.rank, o.incarnation, o.weight) for o in sorted(offers, key=lambda o: o.rank)))
+    def of_offers(cls, offers: Iterable[Offer]) -> Participants:
+        return cls(tuple(Participant(o.rank, o.incarnation, o.weight) for o in sorted(offers, key=lambda o: o.rank)))
 
     @cached_property
     def id(self) -> str:
@@ -75,7 +75,7 @@ class Party:
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PrefetchedMean:
     """A chunk that was averaged before the commit was known: right if the commit is what was expected."""
 
     party: str
@@ -87,10 +87,10 @@ class Foreseen:
 
 
 @dataclass
-class Averaging:
+class MeanTask:
     """One replica's work on the mean of one commit."""
 
-    member: Member
+    member: RoundContext
     commit: Commit
     sink: Sink
     own: Offer | None = None
@@ -100,7 +100,7 @@ class Averaging:
     source: Source | None = None
     """Our own update, still in memory; spares reading it back, and heals chunks that went bad in the store."""
     offers: dict[int, Offer] = field(default_factory=dict)
-    foreseen: dict[int, Foreseen] = field(default_factory=dict)
+    foreseen: dict[int, PrefetchedMean] = field(default_factory=dict)
     heard_at: dict[int, float] = field(default_factory=dict)
     """Rank → when it was last seen to have written what it had held back."""
     silent: set[int] = field(default_factory=set)
@@ -110,7 +110,7 @@ class Averaging:
 
     def __post_init__(self) -> None:
         self.grid: Grid = self.member.grid(self.commit.fragment)
-        self.party = Party.of_commit(self.commit)
+        self.party = Participants.of_commit(self.commit)
         self.began = self.member.io.clock.monotonic()
         self._has_room = self.sink if isinstance(self.sink, Room) else None
 
@@ -138,10 +138,10 @@ class Averaging:
             offer if named is not None and offer is not None and is_it(offer, named) and self.is_ours(offer) else None
         )
 
-    def is_held(self, chunk: int) -> bool:
+    def is_local_only(self, chunk: int) -> bool:
         """Whether somebody who takes part kept a part of this chunk, as far as we can tell."""
         offers = [self.offers.get(rank) for rank in self.party.ranks]
-        return any(offer is None or offer.is_held(chunk) for offer in offers)
+        return any(offer is None or offer.is_local_only(chunk) for offer in offers)
 
     def name(self, chunk: int) -> MeanName:
         return mean_name(self.member, self.commit.round_no, self.commit.fragment, self.party.id, chunk)
@@ -150,7 +150,7 @@ class Averaging:
         return self.member.keys.mean(self.commit.round_no, self.party.id, chunk)
 
 
-def mean_name(member: Member, round_no: int, fragment: int, party: str, chunk: int) -> MeanName:
+def mean_name(member: RoundContext, round_no: int, fragment: int, party: str, chunk: int) -> MeanName:
     agreement, layout = member.agreement, member.layout(fragment)
     grid = member.grid(fragment)
     return MeanName(member.run_id, round_no, fragment, party, layout.hash, agreement.mean_codec, grid, chunk)
@@ -161,7 +161,7 @@ def is_it(offer: Offer | None, named: Contribution) -> bool:
     return offer is not None and (offer.digest, offer.incarnation) == (named.digest, named.incarnation)
 
 
-def fetch_offers(work: Averaging) -> Steps[None]:
+def fetch_offers(work: MeanTask) -> Steps[None]:
     """Read the offers the commit names; our own is in memory."""
     mine = work.commit.contribution(work.member.rank)
     if work.own is None or mine is None or mine.digest != work.own.digest or mine.incarnation != work.own.incarnation:
@@ -169,12 +169,12 @@ def fetch_offers(work: Averaging) -> Steps[None]:
     else:
         work.offers[work.own.rank] = work.own
     wanted = [c for c in work.commit.contributions if not is_it(work.offers.get(c.rank), c)]
-    width = 1 if work.member.is_near else work.member.connections
+    width = 1 if work.member.is_local_store else work.member.connections
     found: list[Offer | None] = yield Gather([_try_offer(work, c) for c in wanted], width)
     work.offers |= {offer.rank: offer for offer in found if offer is not None}
 
 
-def _try_offer(work: Averaging, named: Contribution) -> Steps[Offer | None]:
+def _try_offer(work: MeanTask, named: Contribution) -> Steps[Offer | None]:
     """An offer, or None when it cannot be read: the means may still come from those who could."""
     try:
         return (yield from _fetch_offer(work, named))
@@ -183,7 +183,7 @@ def _try_offer(work: Averaging, named: Contribution) -> Steps[Offer | None]:
         return None
 
 
-def offer_of(work: Averaging, rank: int) -> Steps[Offer]:
+def offer_of(work: MeanTask, rank: int) -> Steps[Offer]:
     offer = work.offers.get(rank)
     if offer is None:
         named = work.commit.contribution(rank)
@@ -192,7 +192,7 @@ def offer_of(work: Averaging, rank: int) -> Steps[Offer]:
     return offer
 
 
-def _fetch_offer(work: Averaging, named: Contribution) -> Steps[Offer]:
+def _fetch_offer(work: MeanTask, named: Contribution) -> Steps[Offer]:
     member, round_no = work.member, work.commit.round_no
     expected = member.expected(work.commit.fragment)
 
@@ -210,19 +210,19 @@ def _fetch_offer(work: Averaging, named: Contribution) -> Steps[Offer]:
         raise gone(work, exc) from exc
 
 
-def contribution_of(work: Averaging, seat: Seat, chunk: int) -> Steps[Encoded]:
+def contribution_of(work: MeanTask, seat: Participant, chunk: int) -> Steps[Encoded]:
     """One rank's bytes of a chunk, checked against what the commit names."""
     offer = yield from offer_of(work, seat.rank)
     if work.is_ours(offer) and (own := own_chunk(work.member, offer, work.source, chunk)) is not None:
         return own
     if offer.inline is not None:
         return inline_chunk(offer, work.grid, chunk)
-    if offer.is_held(chunk):
+    if offer.is_local_only(chunk):
         yield from _await_release(work, offer, chunk)
     return (yield from read_part(work, offer, chunk))
 
 
-def read_part(work: Averaging, offer: Offer, chunk: int) -> Steps[Encoded]:
+def read_part(work: MeanTask, offer: Offer, chunk: int) -> Steps[Encoded]:
     """A chunk of an update as it is in the store."""
     header = update_header(offer, work.grid, chunk)
     key = work.member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
@@ -236,7 +236,7 @@ def read_part(work: Averaging, offer: Offer, chunk: int) -> Steps[Encoded]:
         raise gone(work, exc) from exc
 
 
-def own_chunk(member: Member, offer: Offer, source: Source | None, chunk: int) -> Encoded | None:
+def own_chunk(member: RoundContext, offer: Offer, source: Source | None, chunk: int) -> Encoded | None:
     """A chunk of our own update from memory; None when the caller has changed it since it was announced."""
     assert source is not None
     payload = joined(codec(offer.codec).encode(source.read(*member.grid(offer.fragment).span(chunk))))
@@ -244,14 +244,14 @@ def own_chunk(member: Member, offer: Offer, source: Source | None, chunk: int) -
     return Encoded(payload, check, offer.weight) if not offer.chunks or check == offer.chunks[chunk] else None
 
 
-def _await_release(work: Averaging, offer: Offer, chunk: int) -> Steps[None]:
+def _await_release(work: MeanTask, offer: Offer, chunk: int) -> Steps[None]:
     """Wait for a chunk that its rank held back, expecting another party; it writes it when it sees the commit."""
     if not (yield from is_released(work, offer, chunk, work.deadline_s)):
         message = f"rank {offer.rank} did not write what it had held back"
         raise CorruptUpdate(message, round_no=offer.round_no, rank=offer.rank, check="missing")
 
 
-def is_released(work: Averaging, offer: Offer, chunk: int, patience_s: float) -> Steps[bool]:
+def is_released(work: MeanTask, offer: Offer, chunk: int, patience_s: float) -> Steps[bool]:
     """Whether a chunk that was held back is written, before its rank has been silent for so long."""
     member, clock = work.member, work.member.io.clock
     key = member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
@@ -262,13 +262,13 @@ def is_released(work: Averaging, offer: Offer, chunk: int, patience_s: float) ->
             return False
         goes_on = not member.quorum.is_strict
         left_s = patience_s - silent_s if goes_on else work.time_left_s
-        yield from leave_word(work, offer.rank, silent_s, left_s, goes_on)
+        yield from report_wait(work, offer.rank, silent_s, left_s, goes_on)
         yield from member.io.sleep(next(pauses))
     work.heard_at[offer.rank] = clock.monotonic()
     return True
 
 
-def leave_word(work: Averaging, rank: int, waited_s: float, left_s: float, goes_on: bool) -> Steps[None]:
+def report_wait(work: MeanTask, rank: int, waited_s: float, left_s: float, goes_on: bool) -> Steps[None]:
     """Once a wait is long, say in the store whom it is for and how it will end: for each rank once."""
     if waited_s < LONG_WAIT_S or rank in work.told:
         return
@@ -276,13 +276,13 @@ def leave_word(work: Averaging, rank: int, waited_s: float, left_s: float, goes_
     yield from _tell_wait(work, sorted(work.told), left_s, goes_on)
 
 
-def end_word(work: Averaging) -> Steps[None]:
+def clear_wait(work: MeanTask) -> Steps[None]:
     """Take back what was said of waiting: everything has come."""
     if work.told:
         yield from _tell_wait(work, [], 0.0, True)
 
 
-def _tell_wait(work: Averaging, ranks: list[int], left_s: float, goes_on: bool) -> Steps[None]:
+def _tell_wait(work: MeanTask, ranks: list[int], left_s: float, goes_on: bool) -> Steps[None]:
     """For people who look from outside: a store that fails is no reason to stop."""
     member = work.member
     until = round(member.io.clock.time() + max(0.0, left_s), 3)
@@ -292,7 +292,7 @@ def _tell_wait(work: Averaging, ranks: list[int], left_s: float, goes_on: bool) 
         yield from member.events.flush(member.io)
 
 
-def release(work: Averaging, chunk: int) -> Steps[None]:
+def release(work: MeanTask, chunk: int) -> Steps[None]:
     assert work.ours is not None
     assert work.source is not None
     values = work.source.read(*work.grid.span(chunk))
@@ -304,6 +304,6 @@ def joined(parts: list[Buffer]) -> Buffer:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def gone(work: Averaging, exc: KeyNotFound) -> LeftBehind:
+def gone(work: MeanTask, exc: KeyNotFound) -> LeftBehind:
     message = f"round {work.commit.round_no} was retired while it was being read: {exc.key}"
     return LeftBehind(message, round_no=work.commit.round_no, latest=work.commit.round_no)

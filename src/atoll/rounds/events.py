@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll._time import Clock
 from atoll.errors import StoreError
-from atoll.rounds.io import Requests, Steps
+from atoll.rounds.io import Steps, StoreIO
 from atoll.rounds.keys import RoundKeys
 
 SEGMENT_BYTES = 64 << 10
@@ -30,7 +30,7 @@ class EventLog:
         self._lines.append(json.dumps(line, sort_keys=True).encode() + b"\n")
         self._pending = True
 
-    def flush(self, io: Requests) -> Steps[None]:
+    def flush(self, io: StoreIO) -> Steps[None]:
         """Write what is new, and let the oldest segments go."""
         if not self._pending:
             return

@@ -18,21 +18,21 @@ from atoll.errors import CorruptUpdate, LeftBehind
 from atoll.rounds.agree import agree, read_commit
 from atoll.rounds.average import average
 from atoll.rounds.codecs.base import F32
-from atoll.rounds.context import Member
-from atoll.rounds.contributions import Averaging, Foreseen
+from atoll.rounds.context import RoundContext
+from atoll.rounds.contributions import MeanTask, PrefetchedMean
 from atoll.rounds.io import Counters, Gather, Steps
 from atoll.rounds.join import check_rank
 from atoll.rounds.layout import Room, Sink, Source, are_separate
-from atoll.rounds.prefetch import anticipate
+from atoll.rounds.prefetch import prefetch
 from atoll.rounds.publish import Seen, announce, draft_offer, has_announced, is_inline, upload
 from atoll.rounds.records import Commit, Offer
 
 
 @dataclass
-class Turn:
+class RoundState:
     """What goes in, what is expected, and what has been found out so far."""
 
-    member: Member
+    member: RoundContext
     round_no: int
     fragment: int
     source: Source
@@ -48,7 +48,7 @@ class Turn:
     own: Offer | None = None
     offers: dict[int, Offer] = field(default_factory=dict)
     commit: Commit | None = None
-    foreseen: dict[int, Foreseen] = field(default_factory=dict)
+    foreseen: dict[int, PrefetchedMean] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
     """Our own chunks that have been encoded so far."""
 
@@ -91,7 +91,7 @@ class Turn:
     def draft(self) -> Offer:
         """Our offer before the update was looked at; it says what is held back."""
         draft = draft_offer(self.member, self.round_no, self.fragment, self.weight, self.base)
-        is_holding = self.mode == "scatter" and not self.is_inline and self.member.tuning.hold_back
+        is_holding = self.mode == "scatter" and not self.is_inline and self.member.tuning.skip_upload
         return replace(draft, expected=self.ranks) if self.ranks and is_holding else draft
 
 
@@ -124,16 +124,16 @@ class RoundOutcome:
 
 
 def exchange(
-    member: Member, round_no: int, fragment: int, source: Source, weight: float, base: str, sink: Sink
+    member: RoundContext, round_no: int, fragment: int, source: Source, weight: float, base: str, sink: Sink
 ) -> Steps[RoundOutcome]:
     """Contribute `source` to a round and fill `sink` with the mean of what was committed."""
     before, began = member.io.counted(), member.io.clock.monotonic()
-    turn = Turn(member, round_no, fragment, source, sink, weight, base, are_separate(source, sink))
-    own_digest, _ = yield Gather([_take_part(turn), anticipate(turn)], 2)
+    turn = RoundState(member, round_no, fragment, source, sink, weight, base, are_separate(source, sink))
+    own_digest, _ = yield Gather([_take_part(turn), prefetch(turn)], 2)
     commit = turn.commit
     assert commit is not None
     check_belongs(member, commit)
-    work = Averaging(member, commit, sink, turn.own, own_digest, source, turn.offers, turn.foreseen)
+    work = MeanTask(member, commit, sink, turn.own, own_digest, source, turn.offers, turn.foreseen)
     yield Gather([average(work), member.events.flush(member.io)], 2)
     _settle(member, commit)
     mine = commit.contribution(member.rank)
@@ -141,7 +141,7 @@ def exchange(
     return RoundOutcome(commit, is_included, member.io.counted().since(before), member.io.clock.monotonic() - began)
 
 
-def _take_part(turn: Turn) -> Steps[str]:
+def _take_part(turn: RoundState) -> Steps[str]:
     """Publish and agree, or find that the round is over; the digest of our update."""
     try:
         offer = yield from _publish(turn)
@@ -156,7 +156,7 @@ def _take_part(turn: Turn) -> Steps[str]:
         turn.is_over = True
 
 
-def _publish(turn: Turn) -> Steps[Offer]:
+def _publish(turn: RoundState) -> Steps[Offer]:
     """Write the update and look whether the round is still to come; for a replica that lags behind, look first."""
     member, io = turn.member, turn.member.io
     looks = [_look(turn), check_rank(io, member.keys, member.claim, turn.round_no), io.timeline.flush(io)]
@@ -174,7 +174,7 @@ def _publish(turn: Turn) -> Steps[Offer]:
     return (yield from upload(member, turn.draft, turn.source, is_dry=turn.commit is not None))
 
 
-def _look(turn: Turn) -> Steps[None]:
+def _look(turn: RoundState) -> Steps[None]:
     """Whether the round is over; also tells how long a small request takes."""
     asked = turn.member.io.clock.monotonic()
     turn.commit = yield from read_commit(turn.member, turn.round_no, is_awaited=False)
@@ -186,7 +186,7 @@ def _as_offer(value: object) -> Offer:
     return value
 
 
-def replay(member: Member, round_no: int, room: Callable[[int], Sink]) -> Steps[RoundOutcome | None]:
+def replay(member: RoundContext, round_no: int, room: Callable[[int], Sink]) -> Steps[RoundOutcome | None]:
     """Take in a round that was committed without us; None when it is not committed yet.
 
     `room` gives the sink for the mean of a fragment; the commit says which fragment that is.
@@ -196,12 +196,12 @@ def replay(member: Member, round_no: int, room: Callable[[int], Sink]) -> Steps[
     if commit is None:
         return None
     check_belongs(member, commit)
-    yield Gather([average(Averaging(member, commit, room(commit.fragment))), member.events.flush(member.io)], 2)
+    yield Gather([average(MeanTask(member, commit, room(commit.fragment))), member.events.flush(member.io)], 2)
     _settle(member, commit)
     return RoundOutcome(commit, False, member.io.counted().since(before), member.io.clock.monotonic() - began)
 
 
-def check_belongs(member: Member, commit: Commit) -> None:
+def check_belongs(member: RoundContext, commit: Commit) -> None:
     """The commit continues our own history, does not call our state a stray, and has no rejection that must stop us."""
     if commit.previous != member.previous:
         message = f"round {commit.round_no} does not continue what this replica has applied"
@@ -216,6 +216,6 @@ def check_belongs(member: Member, commit: Commit) -> None:
         raise CorruptUpdate(message, round_no=commit.round_no, rank=first.rank, check=first.check)
 
 
-def _settle(member: Member, commit: Commit) -> None:
+def _settle(member: RoundContext, commit: Commit) -> None:
     member.memory.learn(commit)
     member.previous = commit.digest

@@ -26,11 +26,11 @@ import xxhash
 from atoll._time import Clock
 from atoll.errors import CorruptUpdate, InternalError
 from atoll.kernels import aligned
-from atoll.kernels.fused import FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, Hash, Passes, Source
+from atoll.kernels.fused import FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, FusedKernels, Hash, Source
 from atoll.rounds.codecs.base import F32, as_bytes
 from atoll.rounds.one_pass import Room
 from atoll.stores.base import Buffer, pieces
-from atoll.stores.fast import Body, Straight
+from atoll.stores.fast import Body, DescriptorBody
 
 MAGIC: Final = b"ATOL"
 VERSION: Final = 1
@@ -172,7 +172,7 @@ def _a(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-class Incoming:
+class FrameReader:
     """Made and read within a `Read`, because both take bytes from the store.
 
     Also an `Opened` payload of `fp32`, if it is read from its beginning to its end.
@@ -208,7 +208,7 @@ class Incoming:
         self._body.readinto(room)
         self.seconds += self._clock.monotonic() - began
 
-    def hashed_by(self, passes: Passes) -> Hash:
+    def hashed_by(self, passes: FusedKernels) -> Hash:
         self._state = Hash(passes)
         return self._state
 
@@ -217,7 +217,10 @@ class Incoming:
         return room.address
 
     def source(self, count: int) -> Source | None:
-        if not (isinstance(self._body, Straight) and isinstance(self._state, Hash)) or 4 * count > self.payload_bytes:
+        if (
+            not (isinstance(self._body, DescriptorBody) and isinstance(self._state, Hash))
+            or 4 * count > self.payload_bytes
+        ):
             return None
         where = self._body.descriptor()
         if where is None:
@@ -227,11 +230,11 @@ class Incoming:
 
     def was_read(self, source: Source, count: int) -> None:
         self.seconds += source.seconds
-        assert isinstance(self._body, Straight)
+        assert isinstance(self._body, DescriptorBody)
         self._body.was_read(4 * count)
 
     def was_cut(self, number: int) -> NoReturn:
-        assert isinstance(self._body, Straight)
+        assert isinstance(self._body, DescriptorBody)
         self._body.was_cut(OSError(number, os.strerror(number)) if number else None)
 
     def read(self, start: int, room: F32) -> F32:  # noqa: ARG002 - one after the other

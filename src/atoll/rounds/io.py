@@ -137,7 +137,7 @@ class _GivenUp(Exception):
     """Nobody wants to know any more what comes of this."""
 
 
-class _Crowd:
+class _GatherState:
     """The children of one `Gather`: who is next, what came of them, and whether one has failed."""
 
     def __init__(self, children: Sequence[Steps[Any]]) -> None:
@@ -163,7 +163,7 @@ class _Crowd:
         return self.answers
 
 
-class Driver:
+class ThreadedDriver:
     """Runs protocols to their end, blocking; several threads may each run one.
 
     One pool for each depth of gathering, and none with a limit that could be reached: a child that waits for others
@@ -219,7 +219,7 @@ class Driver:
 
     def _gather(self, op: Gather, depth: int) -> list[Any]:
         """Some workers take child after child; the calling thread is one of them, so that few are woken up."""
-        crowd = _Crowd(op.children)
+        crowd = _GatherState(op.children)
         helpers = min(op.width, len(op.children)) - 1
         others = [self._pool(depth).submit(self._work, crowd, depth) for _ in range(helpers)]
         try:
@@ -232,7 +232,7 @@ class Driver:
             raise
         return crowd.results()
 
-    def _work(self, crowd: _Crowd, depth: int) -> None:
+    def _work(self, crowd: _GatherState, depth: int) -> None:
         while (number := crowd.take()) is not None:
             try:
                 crowd.answers[number] = self._run(crowd.children[number], depth + 1)
@@ -289,7 +289,7 @@ _VERBS: dict[type[Any], str] = {Get: "get", Open: "get", Put: "put", Create: "cr
 _PHASES = {"get": "get", "list": "wait", "put": "put", "create": "put", "delete": "put"}
 
 
-class Requests:
+class StoreIO:
     """The store as generators. Shared by the children of a `Gather`, so counting is locked."""
 
     def __init__(self, clock: Clock, rng: random.Random, *, retry_s: float = 120.0, reread: int = 6) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.errors import Conflict, CorruptUpdate, Fenced, InvalidSpec, KeyNotFound
 from atoll.rounds import blobs
-from atoll.rounds.io import Requests, Steps
+from atoll.rounds.io import Steps, StoreIO
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Agreement, Blob, Claim
 from atoll.rounds.tuning import CLOSE_S, Tuning, good_chunk
@@ -26,29 +26,29 @@ _LOOKS = 6
 
 
 @dataclass(frozen=True)
-class Standing:
+class LatestClaim:
     """The newest claim of a rank."""
 
     incarnation: int
     has_left: bool
 
 
-def standings(io: Requests, keys: RoundKeys) -> Steps[Mapping[int, Standing]]:
+def latest_claims(io: StoreIO, keys: RoundKeys) -> Steps[Mapping[int, LatestClaim]]:
     """The newest claim of every rank; one LIST."""
-    found: dict[int, Standing] = {}
+    found: dict[int, LatestClaim] = {}
     for key in (yield from io.list(keys.claims_prefix())):
         rank, incarnation, has_left = keys.parse_claim(key)
         known = found.get(rank)
         if known is None or (incarnation, has_left) > (known.incarnation, known.has_left):
-            found[rank] = Standing(incarnation, has_left)
+            found[rank] = LatestClaim(incarnation, has_left)
     return found
 
 
-def take_rank(io: Requests, keys: RoundKeys, rank: int, attempt: int, token: str) -> Steps[Claim]:
+def take_rank(io: StoreIO, keys: RoundKeys, rank: int, attempt: int, token: str) -> Steps[Claim]:
     """Claim a rank with the next incarnation. A later attempt that came first means `Fenced`."""
     looks = 0
     while True:
-        newest = (yield from standings(io, keys)).get(rank)
+        newest = (yield from latest_claims(io, keys)).get(rank)
         looks += 1
         if newest is not None:
             try:
@@ -71,7 +71,7 @@ def take_rank(io: Requests, keys: RoundKeys, rank: int, attempt: int, token: str
             return claim
 
 
-def check_rank(io: Requests, keys: RoundKeys, claim: Claim, round_no: int = -1) -> Steps[None]:
+def check_rank(io: StoreIO, keys: RoundKeys, claim: Claim, round_no: int = -1) -> Steps[None]:
     """Raise `Fenced` if a newer incarnation of this rank exists."""
     if (yield from io.probe(keys.claim(claim.rank, claim.incarnation + 1), is_awaited=False)) is not None:
         raise fenced(claim, round_no)
@@ -82,12 +82,12 @@ def fenced(claim: Claim, round_no: int = -1) -> Fenced:
     return Fenced(message, round_no=round_no, reason="replaced", hint="end this process; the other one goes on")
 
 
-def leave(io: Requests, keys: RoundKeys, claim: Claim) -> Steps[None]:
+def leave(io: StoreIO, keys: RoundKeys, claim: Claim) -> Steps[None]:
     """Say that this process takes part no more."""
     yield from io.create(keys.departure(claim.rank, claim.incarnation), claim.seal())
 
 
-def _holder(io: Requests, keys: RoundKeys, rank: int, incarnation: int) -> Steps[Claim | None]:
+def _holder(io: StoreIO, keys: RoundKeys, rank: int, incarnation: int) -> Steps[Claim | None]:
     """The claim as written, or None when it cannot be read; the next number is then simply taken."""
     try:
         return (yield from io.read(keys.claim(rank, incarnation), Claim.open))
@@ -104,7 +104,7 @@ class Start:
 
 
 def begin(
-    io: Requests, keys: RoundKeys, wanted: Agreement, initial: Sequence[Buffer], rank: int, tuning: Tuning
+    io: StoreIO, keys: RoundKeys, wanted: Agreement, initial: Sequence[Buffer], rank: int, tuning: Tuning
 ) -> Steps[Start]:
     """Propose `wanted` with these weights, or adopt what is there. `wanted.initial` is filled in here."""
     check_sizes(wanted, initial)
@@ -123,7 +123,7 @@ def begin(
     return Start(agreement, list(blobs.sections(whole, tensor_bytes(agreement))))
 
 
-def read_agreement(io: Requests, keys: RoundKeys) -> Steps[Agreement | None]:
+def read_agreement(io: StoreIO, keys: RoundKeys) -> Steps[Agreement | None]:
     if (yield from io.probe(keys.agreement())) is None:
         return None
     return (yield from io.read(keys.agreement(), Agreement.open))
@@ -182,7 +182,7 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def _await_first(io: Requests, keys: RoundKeys, rank: int, tuning: Tuning) -> Steps[Agreement | None]:
+def _await_first(io: StoreIO, keys: RoundKeys, rank: int, tuning: Tuning) -> Steps[Agreement | None]:
     """The agreement; or None when it is on us to write it: at once for rank 0, after a while for the others."""
     began = io.clock.monotonic()
     pause = tuning.poll_first_s
@@ -194,14 +194,14 @@ def _await_first(io: Requests, keys: RoundKeys, rank: int, tuning: Tuning) -> St
         pause = min(tuning.poll_cap_s, 1.5 * pause)
 
 
-def _trip(io: Requests, keys: RoundKeys) -> Steps[float]:
+def _trip(io: StoreIO, keys: RoundKeys) -> Steps[float]:
     """How long one small request takes."""
     asked = io.clock.monotonic()
     yield from io.probe(keys.agreement())
     return io.clock.monotonic() - asked
 
 
-def _good_chunk(io: Requests, keys: RoundKeys, wanted: Agreement) -> Steps[int]:
+def _good_chunk(io: StoreIO, keys: RoundKeys, wanted: Agreement) -> Steps[int]:
     """From the size of what is averaged, and the distance to the store."""
     trip_s = yield from _trip(io, keys)
     if trip_s >= CLOSE_S:

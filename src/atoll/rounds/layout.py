@@ -149,7 +149,7 @@ class Room(Protocol):
         ...
 
 
-class Parts:
+class ArrayVector:
     """Several arrays as one flat vector: both a source and a sink. Arrays must be contiguous and float32."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
@@ -177,7 +177,7 @@ class Parts:
         found = self._pieces(start, stop)
         return found[0][0][found[0][1] : found[0][2]] if len(found) == 1 else None
 
-    def shares_memory(self, other: Parts) -> bool:
+    def shares_memory(self, other: ArrayVector) -> bool:
         return any(np.may_share_memory(a, b) for a in self._flat for b in other._flat)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[F32, int, int]]:
@@ -192,9 +192,9 @@ class Parts:
 
 def as_source(update: Source | NDArray[Any]) -> Source:
     """An array is read as it lies; anything else must be a `Source`."""
-    return Parts([np.ascontiguousarray(update, dtype=np.float32)]) if isinstance(update, np.ndarray) else update
+    return ArrayVector([np.ascontiguousarray(update, dtype=np.float32)]) if isinstance(update, np.ndarray) else update
 
 
 def are_separate(source: Source, sink: Sink) -> bool:
     """Whether writing to the sink surely leaves the source as it is."""
-    return isinstance(source, Parts) and isinstance(sink, Parts) and not source.shares_memory(sink)
+    return isinstance(source, ArrayVector) and isinstance(sink, ArrayVector) and not source.shares_memory(sink)

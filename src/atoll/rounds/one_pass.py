@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from atoll.kernels import aligned, fused, quiet
-from atoll.kernels.fused import FROM_SOCKET, Hash, Mixture, Passes, Source
+from atoll.kernels.fused import FROM_SOCKET, FusedKernels, Hash, Mixture, Source
 from atoll.kernels.native import room_of
 from atoll.rounds.codecs.base import F32, Opened, as_bytes
 from atoll.rounds.reduce import Accumulator, Coefficients
@@ -55,7 +55,7 @@ _rooms = _Rooms()
 class Tiled(Protocol):
     """A payload whose values come tile by tile, from its beginning to its end."""
 
-    def hashed_by(self, passes: Passes) -> Hash | None:
+    def hashed_by(self, passes: FusedKernels) -> Hash | None:
         """Leave hashing to whoever takes the tiles; None if its hash is known."""
         ...
 
@@ -77,7 +77,7 @@ class Tiled(Protocol):
 
 
 def compiled_mean(
-    passes: Passes,
+    passes: FusedKernels,
     parts: Sequence[Tiled],
     coefficients: Coefficients,
     out: F32,
@@ -109,7 +109,7 @@ def compiled_mean(
             done(out[start : start + count])
 
 
-def place_compiled(passes: Passes, payload: Tiled, hashed: Hash, out: F32) -> None:
+def place_compiled(passes: FusedKernels, payload: Tiled, hashed: Hash, out: F32) -> None:
     """Fill `out` with a payload that is received where its last tile was: near, not far."""
     source = payload.source(out.size)
     if source is not None:
@@ -122,7 +122,12 @@ def place_compiled(passes: Passes, payload: Tiled, hashed: Hash, out: F32) -> No
 
 
 def _at_once(
-    passes: Passes, parts: Sequence[Tiled], sources: list[Source], steps: list[Mixture], out: F32, result: Hash | None
+    passes: FusedKernels,
+    parts: Sequence[Tiled],
+    sources: list[Source],
+    steps: list[Mixture],
+    out: F32,
+    result: Hash | None,
 ) -> None:
     """Let compiled code get all there is by itself."""
     tile = TILE if any(source.kind == FROM_SOCKET for source in sources) else _NEAR
@@ -181,7 +186,7 @@ class InMemory:
             self._state.update(as_bytes(values))
         return values.astype(np.float32, copy=False)
 
-    def hashed_by(self, passes: Passes) -> Hash | None:
+    def hashed_by(self, passes: FusedKernels) -> Hash | None:
         if self._known:
             return None
         self._state = Hash(passes)

@@ -18,31 +18,31 @@ from atoll.rounds import one_pass
 from atoll.rounds.average import Reduced, finish
 from atoll.rounds.chunks import check_update, told, update_header
 from atoll.rounds.codecs.base import F32, as_bytes, codec
-from atoll.rounds.contributions import Foreseen, Party, Seat, joined, mean_name
-from atoll.rounds.frames import Incoming, checksum
+from atoll.rounds.contributions import Participant, Participants, PrefetchedMean, joined, mean_name
+from atoll.rounds.frames import FrameReader, checksum
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.records import text
 from atoll.rounds.reduce import Accumulator
 from atoll.stores.base import Buffer
 
 if TYPE_CHECKING:
-    from atoll.rounds.exchange import Turn
+    from atoll.rounds.exchange import RoundState
 
 _SAFE_NORM = 1e38
 """No value is larger than its norm, so sums below this are within float32."""
 
 
-class _Part(NamedTuple):
+class _ChunkSource(NamedTuple):
     """One rank's part of a chunk."""
 
-    payload: Buffer | Incoming
+    payload: Buffer | FrameReader
     check: str
     """XXH3-64 of the payload as its writer says; empty for our own."""
     weight: float
     norm: float
 
 
-def anticipate(turn: Turn) -> Steps[None]:
+def prefetch(turn: RoundState) -> Steps[None]:
     """Average what will be ours if everybody takes part, until it is known who does."""
     member, expected = turn.member, turn.expected
     if not expected or turn.is_inline or turn.is_again:
@@ -58,17 +58,17 @@ def anticipate(turn: Turn) -> Steps[None]:
         )
 
 
-def _foresee(turn: Turn, chunk: int) -> Steps[None]:
+def _foresee(turn: RoundState, chunk: int) -> Steps[None]:
     """Average one chunk, unless the round is agreed before everything for it is there."""
     parts = yield from _await_parts(turn, chunk)
     if parts is not None:
         yield from _average(turn, chunk, parts)
 
 
-def _await_parts(turn: Turn, chunk: int) -> Steps[list[_Part] | None]:
+def _await_parts(turn: RoundState, chunk: int) -> Steps[list[_ChunkSource] | None]:
     """Everybody's part of a chunk; None when the round is agreed before they are there."""
     children = [_await_part(turn, rank, chunk) for rank in turn.ranks]
-    found: list[_Part | None] = yield Gather(children, 1 if turn.member.is_near else len(children))
+    found: list[_ChunkSource | None] = yield Gather(children, 1 if turn.member.is_local_store else len(children))
     parts = [part for part in found if part is not None]
     if len(parts) == len(found) and all(part.weight > 0 for part in parts):
         return parts
@@ -76,11 +76,11 @@ def _await_parts(turn: Turn, chunk: int) -> Steps[list[_Part] | None]:
     return None
 
 
-def _average(turn: Turn, chunk: int, parts: list[_Part]) -> Steps[None]:
+def _average(turn: RoundState, chunk: int, parts: list[_ChunkSource]) -> Steps[None]:
     """Average a chunk while it arrives, and publish it if it is to be published."""
     member = turn.member
     seats = zip(turn.ranks, parts, strict=True)
-    party = Party(tuple(Seat(rank, turn.expected[rank], part.weight) for rank, part in seats))
+    party = Participants(tuple(Participant(rank, turn.expected[rank], part.weight) for rank, part in seats))
     start, stop = member.grid(turn.fragment).span(chunk)
     room = turn.room(start, stop)
     out = np.empty(stop - start, np.float32) if room is None else room
@@ -91,7 +91,7 @@ def _average(turn: Turn, chunk: int, parts: list[_Part]) -> Steps[None]:
         return  # left to those who look more closely
     finally:
         _close(parts)
-        received = began + sum(part.payload.seconds for part in parts if isinstance(part.payload, Incoming))
+        received = began + sum(part.payload.seconds for part in parts if isinstance(part.payload, FrameReader))
         member.io.spend("get", began, received)
         member.io.spend("reduce", received)
     if reduced is None:
@@ -104,10 +104,10 @@ def _average(turn: Turn, chunk: int, parts: list[_Part]) -> Steps[None]:
     if turn.is_separate and reduced.values is not room:
         turn.sink.write(start, reduced.values)
     values = None if turn.is_separate else reduced.values
-    turn.foreseen[chunk] = Foreseen(party.id, turn.mode, reduced.parts, values)
+    turn.foreseen[chunk] = PrefetchedMean(party.id, turn.mode, reduced.parts, values)
 
 
-def _reduced(turn: Turn, chunk: int, party: Party, parts: list[_Part], out: F32) -> Reduced | None:
+def _reduced(turn: RoundState, chunk: int, party: Participants, parts: list[_ChunkSource], out: F32) -> Reduced | None:
     """The mean of these parts; None if one of them is not what it claims to be, or values are not finite."""
     agreement = turn.member.agreement
     how, of_mean = codec(agreement.codec), codec(agreement.mean_codec)
@@ -116,7 +116,7 @@ def _reduced(turn: Turn, chunk: int, party: Party, parts: list[_Part], out: F32)
         done = one_pass.average_and_check(
             [
                 part.payload
-                if isinstance(part.payload, Incoming)
+                if isinstance(part.payload, FrameReader)
                 else one_pass.InMemory(part.payload, own.check if own else "")
                 for part in parts
             ],
@@ -127,22 +127,22 @@ def _reduced(turn: Turn, chunk: int, party: Party, parts: list[_Part], out: F32)
         )
         reduced = Reduced(out, [as_bytes(out)], done.check, done.is_finite, done.checks)
     else:
-        payloads = [p.payload.whole() if isinstance(p.payload, Incoming) else p.payload for p in parts]
+        payloads = [p.payload.whole() if isinstance(p.payload, FrameReader) else p.payload for p in parts]
         accumulator = Accumulator(out.size, party.coefficients, out)
         accumulator.add_all(how, payloads)
-        checks = (p.payload.check if isinstance(p.payload, Incoming) else checksum(p.payload) for p in parts)
+        checks = (p.payload.check if isinstance(p.payload, FrameReader) else checksum(p.payload) for p in parts)
         reduced = finish(turn.member, accumulator, tuple(checks), turn.mode)
     is_right = all(part.check in ("", check) for part, check in zip(parts, reduced.parts, strict=True))
     return reduced if reduced.is_finite and is_right else None
 
 
-def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[_Part | None]:
+def _await_part(turn: RoundState, rank: int, chunk: int) -> Steps[_ChunkSource | None]:
     """A rank's part of a chunk as soon as they are there; None once it is known that others take part."""
     member = turn.member
     if rank == member.rank:
         values = turn.source.read(*member.grid(turn.fragment).span(chunk))
         norm = turn.seen[chunk].norm if chunk in turn.seen else math.inf
-        return _Part(joined(codec(turn.draft.codec).encode(values)), "", turn.weight, norm)
+        return _ChunkSource(joined(codec(turn.draft.codec).encode(values)), "", turn.weight, norm)
     header = update_header(turn.draft, member.grid(turn.fragment), chunk)
     header |= {"rank": rank, "incarnation": turn.expected[rank]}
     del header["attempt"], header["weight"]
@@ -153,7 +153,7 @@ def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[_Part | None]:
         body = yield from member.io.open(key)
         if body is not None:
             try:
-                incoming = yield from member.io.receive(partial(Incoming, body, member.io.clock, kind="update"))
+                incoming = yield from member.io.receive(partial(FrameReader, body, member.io.clock, kind="update"))
                 return _arriving(incoming, header)
             except BaseException as exc:
                 body.close()
@@ -165,12 +165,12 @@ def _await_part(turn: Turn, rank: int, chunk: int) -> Steps[_Part | None]:
     return None
 
 
-def _arriving(incoming: Incoming, header: dict[str, Any]) -> _Part:
+def _arriving(incoming: FrameReader, header: dict[str, Any]) -> _ChunkSource:
     check_update(incoming.header, incoming.payload_bytes, header)
-    return _Part(incoming, text(incoming.header.get("xxh3")), *told(incoming.header))
+    return _ChunkSource(incoming, text(incoming.header.get("xxh3")), *told(incoming.header))
 
 
-def _close(parts: list[_Part]) -> None:
+def _close(parts: list[_ChunkSource]) -> None:
     for part in parts:
-        if isinstance(part.payload, Incoming):
+        if isinstance(part.payload, FrameReader):
             part.payload.close()

@@ -28,7 +28,7 @@ from atoll.kernels.fused import Hash
 from atoll.rounds import one_pass
 from atoll.rounds.chunks import seal_chunk, update_header
 from atoll.rounds.codecs.base import F32, as_bytes, codec
-from atoll.rounds.context import Member
+from atoll.rounds.context import RoundContext
 from atoll.rounds.frames import PREAMBLE_BYTES, canonical, checksum, seal_front
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.join import fenced
@@ -36,7 +36,7 @@ from atoll.rounds.layout import Source
 from atoll.rounds.one_pass import LEAST_COMPILED, sound, sum_of_squares
 from atoll.rounds.records import Offer, Rejection
 from atoll.stores.base import Buffer
-from atoll.stores.fast import Unsealed
+from atoll.stores.fast import HashedWhileWritten
 
 _STEP = 1 << 10
 _TILE = 1 << 19
@@ -48,7 +48,7 @@ class NotFinite(Exception):
     """A value is infinite or no number, so nothing is written."""
 
 
-class Outgoing(Unsealed):
+class FrameWriter(HashedWhileWritten):
     """A frame of these values, with this header and what is found of them."""
 
     norm = math.nan
@@ -134,7 +134,7 @@ class Seen(NamedTuple):
     """L2 of the values."""
 
 
-def draft_offer(member: Member, round_no: int, fragment: int, weight: float, base: str) -> Offer:
+def draft_offer(member: RoundContext, round_no: int, fragment: int, weight: float, base: str) -> Offer:
     """What is known of an update before it is looked at."""
     claim = member.claim
     return Offer(
@@ -143,14 +143,14 @@ def draft_offer(member: Member, round_no: int, fragment: int, weight: float, bas
     )  # fmt: skip
 
 
-def is_inline(member: Member, fragment: int) -> bool:
+def is_inline(member: RoundContext, fragment: int) -> bool:
     """Whether updates of this fragment are small enough to travel inside their offer."""
     encoded = codec(member.agreement.codec).encoded_bytes(member.layout(fragment).size)
     return encoded <= member.tuning.inline_bytes
 
 
 def upload(
-    member: Member, draft: Offer, source: Source, *, is_dry: bool = False, seen: dict[int, Seen] | None = None
+    member: RoundContext, draft: Offer, source: Source, *, is_dry: bool = False, seen: dict[int, Seen] | None = None
 ) -> Steps[Offer]:
     """Encode the update and write every chunk that is not held back; the offer to announce it with.
 
@@ -163,7 +163,13 @@ def upload(
     is_small = is_inline(member, draft.fragment)
     children = [
         _write_chunk(
-            member, draft, source, i, seen, is_kept=is_small, is_written=not (is_small or is_dry or draft.is_held(i))
+            member,
+            draft,
+            source,
+            i,
+            seen,
+            is_kept=is_small,
+            is_written=not (is_small or is_dry or draft.is_local_only(i)),
         )
         for i in range(len(grid))
     ]
@@ -176,7 +182,7 @@ def upload(
 
 
 def _write_chunk(
-    member: Member,
+    member: RoundContext,
     draft: Offer,
     source: Source,
     chunk: int,
@@ -206,10 +212,10 @@ def _write_chunk(
     return parts if is_kept else []
 
 
-def _write_as_seen(member: Member, draft: Offer, chunk: int, values: F32, seen: dict[int, Seen]) -> Steps[None]:
+def _write_as_seen(member: RoundContext, draft: Offer, chunk: int, values: F32, seen: dict[int, Seen]) -> Steps[None]:
     """Write a chunk whose payload is its values, and look at them on the way."""
     began = member.io.clock.monotonic()
-    outgoing = Outgoing(update_header(draft, member.grid(draft.fragment), chunk), values, member.io.clock)
+    outgoing = FrameWriter(update_header(draft, member.grid(draft.fragment), chunk), values, member.io.clock)
     with suppress(NotFinite):
         yield from member.io.put(_key(member, draft, chunk), outgoing)
         member.io.spend("encode", began, began + outgoing.seconds)
@@ -217,7 +223,7 @@ def _write_as_seen(member: Member, draft: Offer, chunk: int, values: F32, seen: 
 
 
 def put_chunk(
-    member: Member, offer: Offer, chunk: int, parts: list[Buffer], check: str | None, norm: float
+    member: RoundContext, offer: Offer, chunk: int, parts: list[Buffer], check: str | None, norm: float
 ) -> Steps[None]:
     """Write one chunk of our update; `check` is its checksum if that is known, `norm` the L2 of its values."""
     header = update_header(offer, member.grid(offer.fragment), chunk) | {"norm": norm}
@@ -225,7 +231,7 @@ def put_chunk(
     yield from member.io.put(_key(member, offer, chunk), sealed)
 
 
-def _key(member: Member, offer: Offer, chunk: int) -> str:
+def _key(member: RoundContext, offer: Offer, chunk: int) -> str:
     return member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
 
 
@@ -236,7 +242,7 @@ def is_within(values: F32, largest: float) -> bool:
     return bool(values.max() <= largest and values.min() >= -largest)  # both are False for NaN
 
 
-def _unfit(member: Member, fragment: int, source: Source, weight: float) -> Rejection | None:
+def _unfit(member: RoundContext, fragment: int, source: Source, weight: float) -> Rejection | None:
     if source.size != (size := member.layout(fragment).size):
         return Rejection(member.rank, "layout", f"the update has {source.size} values, the layout {size}")
     if not (np.isfinite(weight) and weight > 0):
@@ -249,7 +255,7 @@ def _withdrawn(draft: Offer, why: Rejection) -> Offer:
     return replace(draft, withdrawn=why, weight=weight, expected=())
 
 
-def mend_offer(member: Member, offer: Offer) -> Steps[None]:
+def repair_offer(member: RoundContext, offer: Offer) -> Steps[None]:
     """Write our offer again if it can no longer be read as it was written."""
     key = member.keys.offer(offer.round_no, offer.rank, offer.slot)
     try:
@@ -258,7 +264,7 @@ def mend_offer(member: Member, offer: Offer) -> Steps[None]:
         yield from member.io.put(key, offer.seal())
 
 
-def announce(member: Member, offer: Offer) -> Steps[Offer]:
+def announce(member: RoundContext, offer: Offer) -> Steps[Offer]:
     """Create the offer in the first slot that no dead incarnation holds; the one this process made before stands."""
     if offer.withdrawn is not None:
         why = offer.withdrawn
@@ -279,7 +285,7 @@ def announce(member: Member, offer: Offer) -> Steps[Offer]:
     raise AssertionError("unreachable")
 
 
-def has_announced(member: Member, offer: Offer) -> Steps[bool]:
+def has_announced(member: RoundContext, offer: Offer) -> Steps[bool]:
     """Whether an offer of this very process stands in this round."""
     for slot in count():
         key = member.keys.offer(offer.round_no, offer.rank, slot)
@@ -294,5 +300,5 @@ def has_announced(member: Member, offer: Offer) -> Steps[bool]:
     raise AssertionError("unreachable")
 
 
-def _opened(member: Member, offer: Offer, data: Buffer, slot: int) -> Offer:
+def _opened(member: RoundContext, offer: Offer, data: Buffer, slot: int) -> Offer:
     return Offer.open(data, run_id=member.run_id, round_no=offer.round_no, rank=offer.rank, slot=slot)

@@ -23,7 +23,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitDecision:
     """Propose these ranks, in order."""
 
     ranks: tuple[int, ...]
@@ -37,7 +37,7 @@ class GiveUp:
     missing: tuple[int, ...]
 
 
-Decision: TypeAlias = Wait | Commit | GiveUp
+Decision: TypeAlias = Wait | CommitDecision | GiveUp
 
 
 _GRACE_S = 30.0
@@ -132,9 +132,9 @@ def decide(
         return _decide_strict(policy, usable, sorted(set(lost) - set(rejected)), hoped_for, elapsed_s)
     if len(usable) >= policy.least:
         if not hoped_for - set(away):
-            return Commit(usable)
+            return CommitDecision(usable)
         patient_until = min(policy.deadline_s, sorted(arrived.values())[policy.least - 1] + grace(policy, lateness))
-        return Commit(usable) if elapsed_s >= patient_until else Wait(patient_until)
+        return CommitDecision(usable) if elapsed_s >= patient_until else Wait(patient_until)
     if elapsed_s >= policy.deadline_s or not hoped_for:
         reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing {_listed(lost)}"
         return GiveUp(reason, tuple(lost))
@@ -145,7 +145,7 @@ def _decide_strict(
     policy: Quorum, usable: tuple[int, ...], lost: Sequence[int], hoped_for: Collection[int], elapsed_s: float
 ) -> Decision:
     if not lost:
-        return Commit(usable) if usable else GiveUp("every update was rejected", ())
+        return CommitDecision(usable) if usable else GiveUp("every update was rejected", ())
     if not hoped_for:
         have = "has" if len(lost) == 1 else "have"
         return GiveUp(f"every member is needed, but {_listed(lost)} {have} left", tuple(lost))

@@ -347,7 +347,7 @@ class Offer:
     expected: tuple[int, ...] = ()
     """The ranks that were expected to take part, if the chunks that are our own among them were held back."""
 
-    def is_held(self, chunk: int) -> bool:
+    def is_local_only(self, chunk: int) -> bool:
         """Whether a chunk was not in the store when this was written."""
         return bool(self.expected) and self.expected[chunk % len(self.expected)] == self.rank
 

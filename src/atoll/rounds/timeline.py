@@ -24,7 +24,7 @@ from atoll._time import Clock
 from atoll.errors import StoreError
 
 if TYPE_CHECKING:
-    from atoll.rounds.io import Counters, Requests, Steps
+    from atoll.rounds.io import Counters, Steps, StoreIO
     from atoll.rounds.keys import RoundKeys
 
 Span = tuple[float, float]
@@ -329,12 +329,12 @@ class Timeline:
         exchange_s, exposed_s = self._so_far()
         return 1.0 - exposed_s / exchange_s if exchange_s > 0 else 0.0
 
-    def flush(self, io: Requests) -> Steps[None]:
+    def flush(self, io: StoreIO) -> Steps[None]:
         """Write what is closed, unless that was done a moment ago. A store that fails is no reason to stop training."""
         if self._clock.monotonic() - self._written_at >= WRITE_EVERY_S:
             yield from self._write(io)
 
-    def use_pause(self, io: Requests) -> Steps[None]:
+    def use_pause(self, io: StoreIO) -> Steps[None]:
         """Before a pause: if the exchange takes long, whoever looks now should find every round before it."""
         now = self._clock.monotonic()
         if now - self._written_at < WRITE_EVERY_S:
@@ -346,14 +346,14 @@ class Timeline:
             self._close(counted, is_final=False)
         yield from self._write(io)
 
-    def finish(self, io: Requests) -> Steps[None]:
+    def finish(self, io: StoreIO) -> Steps[None]:
         """Close and write all there is: no round follows."""
         counted = self._counting.counted()
         with self._lock:
             self._close(counted, is_final=True)
         yield from self._write(io)
 
-    def _write(self, io: Requests) -> Steps[None]:
+    def _write(self, io: StoreIO) -> Steps[None]:
         with self._lock:
             keys, batch = self._keys, list(self._pending)
             if keys is None or not batch:

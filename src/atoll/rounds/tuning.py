@@ -58,7 +58,7 @@ def default_chunk(size: int, parts: int = 16) -> int:
 
 _KINDS = {
     "connections": Kind("a whole number from 1, or None for as many as are good", is_count, may_be_none=True),
-    "hold_back": SWITCH,
+    "skip_upload": SWITCH,
     "poll_first_s": SECONDS_ABOVE_0,
     "poll_cap_s": SECONDS_ABOVE_0,
     "list_from": COUNT,
@@ -84,7 +84,7 @@ class Tuning:
     connections: int | None = None
     """Bulk requests in flight at once; also how many chunks are in memory. None: few where the store answers at once
     and more where it takes its time, as measured."""
-    hold_back: bool = True
+    skip_upload: bool = True
     """Do not upload the chunks we expect to average ourselves: their mean is enough. Saves 1/n of the upload. With
     False everything that was averaged is in the store, for `atoll verify` to do all of the arithmetic again."""
     poll_first_s: float = 0.02

@@ -19,7 +19,7 @@ from atoll.rounds.blobs import sections
 from atoll.rounds.chunks import MeanName, inline_chunk, open_chunk, update_header
 from atoll.rounds.codecs.base import F32, codec
 from atoll.rounds.codecs.bf16 import from_bf16_bits
-from atoll.rounds.contributions import Party
+from atoll.rounds.contributions import Participants
 from atoll.rounds.frames import checksum
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout, numpy_dtype
@@ -214,7 +214,7 @@ class Verification:
 
     def _compared_mean(self, commit: Commit, offers: list[Offer], grid: Grid, chunk: int) -> F32:
         """A published chunk, compared with the mean of its parts if all of them are in the store."""
-        party, layout = Party.of_commit(commit), self._fragments[commit.fragment]
+        party, layout = Participants.of_commit(commit), self._fragments[commit.fragment]
         how = codec(self._agreement.mean_codec)
         name = MeanName(
             commit.run_id, commit.round_no, commit.fragment, party.id, layout.hash, how.name, grid, chunk
@@ -245,7 +245,7 @@ class Verification:
 
     def _part(self, offer: Offer, grid: Grid, chunk: int) -> F32 | None:
         """One rank's values; None where the rank kept them, or the store has used their space again."""
-        is_kept = offer.is_held(chunk) or recycles(self._store)
+        is_kept = offer.is_local_only(chunk) or recycles(self._store)
         try:
             return self._chunk(offer, grid, chunk)
         except KeyNotFound:

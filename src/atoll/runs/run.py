@@ -15,18 +15,18 @@ from atoll import journal, registry
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext, default_store
 from atoll.errors import AtollError, BackendError, ConfigError, Problems, RunNotFound, WaitTimeout
-from atoll.executors.base import Executor, Originator, Plan, Preflighter
+from atoll.executors.base import Executor, HandleResolver, Plan, Preflighter
 from atoll.handle import RunHandle
 from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check, index, stored
-from atoll.runs.stored import Witness
+from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
 from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
 from atoll.stores.base import Store
-from atoll.stores.fast import with_patience
+from atoll.stores.fast import with_retry_timeout
 
 
 def _working_folder() -> str:
@@ -178,7 +178,7 @@ def _origin(
 ) -> tuple[str | None, str | os.PathLike[str] | None]:
     """Run id and store of a handle: the backend may know them, else a given store is searched."""
     executor = registry.executor(handle.executor, **settings)
-    context = executor.origin(handle) if isinstance(executor, Originator) else None
+    context = executor.origin(handle) if isinstance(executor, HandleResolver) else None
     if context is not None:
         return context.run_id, store or context.store_uri
     if store is None:
@@ -234,7 +234,7 @@ class Run:
         self.id = spec.run_id
         self._handle = handle
         self._clock = clock
-        self._witness = Witness(store, spec.run_id)
+        self._witness = StoredRun(store, spec.run_id)
 
     def __repr__(self) -> str:
         return f"<Run {self.id} on {self.executor.name}, store {self.store.uri}>"
@@ -278,10 +278,10 @@ class Run:
         A store or backend that is out of reach is asked again for five minutes, then its error is raised; `on_trouble`
         is told of each time in vain, and with None that there are answers again.
         """
-        hasty = Run(self.spec, self.executor, with_patience(self.store, _ASK_S), self._handle, self._clock)
+        short_timeout = Run(self.spec, self.executor, with_retry_timeout(self.store, _ASK_S), self._handle, self._clock)
         try:
             status = wait(
-                lambda: hasty.status(progress=on_change is not None),
+                lambda: short_timeout.status(progress=on_change is not None),
                 timeout_s=timeout_s,
                 fail_fast=fail_fast,
                 on_change=on_change,

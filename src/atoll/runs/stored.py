@@ -21,7 +21,7 @@ from atoll.stores.base import Store
 _PAUSE_S = 0.5
 
 
-class Witness:
+class StoredRun:
     """The store's side of the story of one run."""
 
     def __init__(self, store: Store, run_id: str) -> None:
@@ -99,7 +99,7 @@ def _json(data: Any) -> Any:
 
 
 def lines(
-    witness: Witness,
+    witness: StoredRun,
     rank: int,
     *,
     tail: int | None,

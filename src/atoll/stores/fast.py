@@ -16,10 +16,10 @@ from atoll.stores.base import Buffer, Data, Store, pieces
 
 
 @runtime_checkable
-class Patient(Protocol):
+class RetryLimited(Protocol):
     """A store that retries by itself, for a time that the caller can limit."""
 
-    def with_patience(self, seconds: float) -> Store:
+    def with_retry_timeout(self, seconds: float) -> Store:
         """The same store, whose requests fail after about `seconds` without a good answer."""
         ...
 
@@ -72,7 +72,7 @@ class Descriptor(NamedTuple):
     """A file in huge pages, which is faster to map than to read, and does not get shorter."""
 
 
-class Straight(ABC):
+class DescriptorBody(ABC):
     """A `Body` whose descriptor compiled code can read, without the interpreter."""
 
     @abstractmethod
@@ -112,12 +112,12 @@ def open_body(store: Store, key: str) -> Body:
     return body
 
 
-def with_patience(store: Store, seconds: float) -> Store:
+def with_retry_timeout(store: Store, seconds: float) -> Store:
     """The store, whose own retries end after about `seconds` if it has any."""
-    return store.with_patience(seconds) if isinstance(store, Patient) else store
+    return store.with_retry_timeout(seconds) if isinstance(store, RetryLimited) else store
 
 
-class Unsealed(Sequence[Buffer]):
+class HashedWhileWritten(Sequence[Buffer]):
     """Data of two buffers, a front and a payload, whose front depends on the payload, such as a header with a hash.
 
     A store that can write in any order writes the payload first and calls `look` on the way, so that memory is read
@@ -167,5 +167,5 @@ class Unsealed(Sequence[Buffer]):
 
 
 def size_of(data: Data) -> int:
-    """The number of bytes, known before an `Unsealed` front is."""
-    return data.nbytes if isinstance(data, Unsealed) else sum(map(len, pieces(data)))
+    """The number of bytes, known before an `HashedWhileWritten` front is."""
+    return data.nbytes if isinstance(data, HashedWhileWritten) else sum(map(len, pieces(data)))

@@ -35,7 +35,7 @@ import pytest
 from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
 from atoll.stores.base import Buffer, Store
-from atoll.stores.fast import Body, Unsealed, open_body, recycles
+from atoll.stores.fast import Body, HashedWhileWritten, open_body, recycles
 
 BOMB = b"catoll.testing._unpickling\nexplode\n(tR."
 """A pickle that calls `explode`: whoever unpickles it, by whatever route, is found out."""
@@ -280,7 +280,7 @@ def _rest_or_nothing(body: Body, read: int, old: bytes) -> bytes | None:
         return None
 
 
-class Counted(Unsealed):
+class Counted(HashedWhileWritten):
     """A payload after a front that says how many of its bytes were seen."""
 
     front_bytes = 1024

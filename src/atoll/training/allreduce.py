@@ -35,7 +35,7 @@ from atoll.errors import PartsDiffer as PartsDiffer
 from atoll.registry import open_store
 from atoll.rounds.io import Counters
 from atoll.rounds.named.client import NamedClient
-from atoll.rounds.named.exchange import Part
+from atoll.rounds.named.exchange import NamedContribution
 from atoll.rounds.named.keys import check_name
 from atoll.stores.base import Store
 from atoll.training.allreduce_outer import OuterLoop as OuterLoop
@@ -248,7 +248,7 @@ class ObjectStoreAllReduce:
         payload = as_payload(tensors) if sends else memoryview(b"")
         if self.world_size == 1:
             return [payload]
-        found = self._client.exchange(name, Part(operation, specs_of(tensors), note, payload))
+        found = self._client.exchange(name, NamedContribution(operation, specs_of(tensors), note, payload))
         return [read.payload for read in found]
 
 

@@ -33,7 +33,7 @@ from atoll.errors import ConfigError, CorruptUpdate, KeyNotFound
 from atoll.keys import RunKeys
 from atoll.rounds.codecs.base import as_bytes
 from atoll.rounds.frames import ALIGNMENT, open_frame, parse_json, seal_frame
-from atoll.rounds.io import Counters, Driver, Requests
+from atoll.rounds.io import Counters, StoreIO, ThreadedDriver
 from atoll.stores.base import Buffer, Store
 from atoll.training.loop import OuterLoop
 from atoll.training.model import dtype_name, tensor_bytes
@@ -226,8 +226,8 @@ class Checkpoints:
     def __init__(self, store: Store, run_id: str, rank: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._run_id, self._rank = run_id, rank
         self._keys = RunKeys(run_id)
-        self._io = Requests(clock, random.Random())
-        self._drive = Driver(store, clock)
+        self._io = StoreIO(clock, random.Random())
+        self._drive = ThreadedDriver(store, clock)
 
     @property
     def counters(self) -> Counters:

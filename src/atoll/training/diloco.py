@@ -42,7 +42,7 @@ from atoll.rounds.tuning import CHUNK_MULTIPLE
 from atoll.training import checkpoint, feedback
 from atoll.training import model as buffer_policy
 from atoll.training.checkpoint import Checkpoint, Checkpoints, load_outer, outer_state
-from atoll.training.inner import Feed, InnerOptimizers, Pace, Stateful, elements
+from atoll.training.inner import Feed, InnerOptimizers, Stateful, StepCounter, elements
 from atoll.training.loop import OuterLoop, StoppableClock
 from atoll.training.model import BufferPolicy, ModelVector, refuse_strangers
 from atoll.training.outer import Average, Nesterov, Stream, agreed_rule, default_codec
@@ -253,7 +253,7 @@ class DiLoCo:
         self._every, self._snapshot_every = given.checkpoint, given.snapshot
         self._stateful = dict(stateful or {})
         self._clock = StoppableClock()
-        self._pace = Pace(given.fragments)
+        self._pace = StepCounter(given.fragments)
         self._last_round: int | None = None
         self._feed: Feed[Any] | None = None
         self._saved: dict[str, Any] = {}

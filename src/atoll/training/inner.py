@@ -22,7 +22,7 @@ from atoll.errors import ConfigError
 from atoll.training import checkpoint
 
 
-class Pace:
+class StepCounter:
     """Counts. A fragment's update weighs all that was trained since the fragment was exchanged last."""
 
     def __init__(self, fragments: int) -> None:

@@ -25,7 +25,7 @@ from atoll.rounds.catch_up import LoadedSnapshot
 from atoll.rounds.client import Exchanged, RoundClient
 from atoll.rounds.codecs.base import F32
 from atoll.rounds.exchange import RoundOutcome
-from atoll.rounds.layout import Parts
+from atoll.rounds.layout import ArrayVector
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.records import LeftBehind
 from atoll.stores.base import Buffer
@@ -69,7 +69,7 @@ class StoppableClock:
             raise Stopped
 
 
-class StoppableParts(Parts):
+class StoppableParts(ArrayVector):
     """An array as the source and the sink of a round that may be stopped."""
 
     def __init__(self, array: F32, clock: StoppableClock) -> None:
@@ -108,7 +108,7 @@ class Landing:
 
 
 @dataclass(frozen=True)
-class Flight:
+class PendingRound:
     """A round under way."""
 
     fragment: int
@@ -132,7 +132,7 @@ class OuterLoop:
         self.vector, self.client, self.stream, self.feedback = vector, client, stream, feedback
         self.round_no = 0
         """The next round; the one under way, while one is."""
-        self.flight: Flight | None = None
+        self.flight: PendingRound | None = None
         self._clock, self._rank = clock, rank
         self._background = Background("atoll-flight", clock.check)
         self._chores: list[Future[object]] = []
@@ -175,11 +175,11 @@ class OuterLoop:
         update = self._read(fragment)
         job = self._job(fragment, update, weight, self.digest)
         if self._stand_in is None:
-            self.flight = Flight(fragment, self._background.submit(job) if self.stream.delay else done(job))
+            self.flight = PendingRound(fragment, self._background.submit(job) if self.stream.delay else done(job))
             return
         stand_in = self._stand_in[: update.size]
         self.state.foresee(fragment, update, stand_in)  # before the mean takes the place of the update
-        self.flight = Flight(fragment, self._background.submit(job))
+        self.flight = PendingRound(fragment, self._background.submit(job))
         self.vector.write(stand_in, fragment)
 
     def check(self) -> None:

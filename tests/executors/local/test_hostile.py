@@ -18,7 +18,7 @@ from atoll import journal
 from atoll.errors import BackendError, InvalidSpec, RunFailed, SubmitError
 from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
-from atoll.replica.pipes import Leash, Outlet
+from atoll.replica.pipes import KillPipe, OutputPipe
 from atoll.replica.spool import Spool
 from atoll.runs.run import Run, prepare
 from atoll.status import Reason, ReplicaState
@@ -301,7 +301,7 @@ def test_a_replica_whose_shepherd_died_before_the_leash_was_on_ends_itself():
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        Leash().attach()
+        KillPipe().attach()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
@@ -379,7 +379,7 @@ def test_a_store_that_fills_up_is_named_as_the_reason(hostile, store):
 
 def test_a_full_disk_under_spool_and_diary_does_not_take_the_shepherd_down(tmp_path):
     """/dev/full is a disk on which nothing fits."""
-    outlet = Outlet(Path("/dev/full"))
+    outlet = OutputPipe(Path("/dev/full"))
     os.write(outlet._write_end, b"output")
     with open("/dev/full", "w") as diary, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", diary)

@@ -434,9 +434,9 @@ def test_the_command_line_of_an_image_can_start_a_replica(jobs, store):
         for r in range(2)
     ]
     assert done[1].stdout == "rank 1 of 2\n"
-    from atoll.runs.stored import Witness
+    from atoll.runs.stored import StoredRun
 
-    outcomes = Witness(atoll.open_store(store), "img").outcomes()
+    outcomes = StoredRun(atoll.open_store(store), "img").outcomes()
     assert {r: o.result["args"] for r, o in outcomes.items()} == {0: {"lr": 0.5}, 1: {"lr": 0.5}}
 
 
@@ -448,9 +448,9 @@ def test_a_container_started_again_by_its_service_is_the_next_attempt(jobs, stor
         for _ in range(3)
     ]
     assert codes == [1, 1, 0]
-    from atoll.runs.stored import Witness
+    from atoll.runs.stored import StoredRun
 
-    witness = Witness(atoll.open_store(store), "again")
+    witness = StoredRun(atoll.open_store(store), "again")
     assert witness.attempts(0) == [0, 1, 2]
     assert witness.outcomes()[0].result == 2
 
@@ -473,9 +473,9 @@ def test_a_container_told_to_stop_says_that_it_was_preempted(jobs, store):
     process.terminate()
     assert process.wait(LIMIT_S) == 143
     process.stdout.close()
-    from atoll.runs.stored import Witness
+    from atoll.runs.stored import StoredRun
 
-    outcome = Witness(atoll.open_store(store), "pre").outcomes()[0]
+    outcome = StoredRun(atoll.open_store(store), "pre").outcomes()[0]
     assert (outcome.state, outcome.reason) == (ReplicaState.FAILED, Reason.PREEMPTED)
 
 

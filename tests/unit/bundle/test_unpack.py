@@ -23,10 +23,10 @@ from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 
 MIB = 1024**2
-Member = tuple[tarfile.TarInfo, bytes]
+RoundContext = tuple[tarfile.TarInfo, bytes]
 
 
-def file(name: str, content: bytes = b"x", **fields: object) -> Member:
+def file(name: str, content: bytes = b"x", **fields: object) -> RoundContext:
     info = tarfile.TarInfo(name)
     info.size = len(content)
     for field, value in fields.items():
@@ -34,11 +34,11 @@ def file(name: str, content: bytes = b"x", **fields: object) -> Member:
     return info, content
 
 
-def link(name: str, target: str, **fields: object) -> Member:
+def link(name: str, target: str, **fields: object) -> RoundContext:
     return file(name, b"", type=tarfile.SYMTYPE, linkname=target, **fields)
 
 
-def archive(*members: Member, **options: object) -> bytes:
+def archive(*members: RoundContext, **options: object) -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT, **options) as tar:  # type: ignore[call-overload]
         for info, content in members:

@@ -24,7 +24,7 @@ import pytest
 import xxhash
 
 from atoll.kernels import aligned, fused
-from atoll.kernels.fused import BLOCK, FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, Hash, Mixture, Passes, Source
+from atoll.kernels.fused import BLOCK, FROM_FILE, FROM_HUGE_PAGES, FROM_SOCKET, FusedKernels, Hash, Mixture, Source
 from atoll.kernels.native import NotBuilt, NotUsable, address_of
 from atoll.rounds.reduce import Coefficients, weighted_mean
 from atoll.stores.file import io
@@ -36,7 +36,7 @@ def library(library_of: Callable[[Path], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def passes(library: Path) -> Passes:
+def passes(library: Path) -> FusedKernels:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATOLL_PURE", raising=False)
         try:
@@ -58,7 +58,7 @@ SIZES = [61, 255, 256, 257, 271, 272, 273, 511, 512, 513, 1024, 5 * BLOCK + 1, 5
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("piece", [BLOCK, 2 * BLOCK, 1 << 20])
-def test_the_hash_is_xxh3_however_the_values_come(passes: Passes, size: int, piece: int) -> None:
+def test_the_hash_is_xxh3_however_the_values_come(passes: FusedKernels, size: int, piece: int) -> None:
     values, hashed = normal(size), Hash(passes)
     squares = sum(passes.look(values[at : at + piece], hashed) for at in range(0, size, piece))
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
@@ -68,7 +68,7 @@ def test_the_hash_is_xxh3_however_the_values_come(passes: Passes, size: int, pie
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 1, 32])
-def test_a_copy_is_made_while_looking(passes: Passes, size: int, shift: int) -> None:
+def test_a_copy_is_made_while_looking(passes: FusedKernels, size: int, shift: int) -> None:
     values, hashed, copy = normal(size), Hash(passes), np.full(4 * size + shift + 8, 0xAB, np.uint8)
     passes.look(values, hashed, copy[shift : shift + 4 * size])
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
@@ -79,7 +79,7 @@ def test_a_copy_is_made_while_looking(passes: Passes, size: int, shift: int) -> 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("at", "step"), [(1024, 1 << 18), (0, 2048), (3072, 4096)])
 def test_values_are_looked_at_and_written_to_their_place(
-    passes: Passes, size: int, at: int, step: int, tmp_path: Path
+    passes: FusedKernels, size: int, at: int, step: int, tmp_path: Path
 ) -> None:
     values, hashed = normal(size), Hash(passes)
     (tmp_path / "file").write_bytes(b"x" * at)
@@ -91,7 +91,7 @@ def test_values_are_looked_at_and_written_to_their_place(
     assert squares == pytest.approx(float(np.square(values, dtype=np.float64).sum()), rel=1e-4)
 
 
-def test_what_cannot_be_written_is_an_error_of_the_system(passes: Passes, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_an_error_of_the_system(passes: FusedKernels, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with open(tmp_path / "file", "rb") as file, pytest.raises(OSError, match="descriptor") as caught:
         passes.pour(normal(1000), Hash(passes), file.fileno(), 0, 1 << 18)
@@ -101,7 +101,7 @@ def test_what_cannot_be_written_is_an_error_of_the_system(passes: Passes, tmp_pa
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 1, 3])
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 8])
-def test_a_mixture_is_rounded_as_numpy_rounds_it(passes: Passes, size: int, shift: int, divisor: int) -> None:
+def test_a_mixture_is_rounded_as_numpy_rounds_it(passes: FusedKernels, size: int, shift: int, divisor: int) -> None:
     a, b, out = normal(size), normal(size, 1), aligned(size + shift)[shift:]
     a[:6] = np.array([np.inf, -0.0, 1e-42, 3e38, -np.inf, np.nan], np.float32)
     for is_done in (False, True):
@@ -117,7 +117,7 @@ def test_a_mixture_is_rounded_as_numpy_rounds_it(passes: Passes, size: int, shif
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_sum_may_stay_where_it_is(passes: Passes, is_done: bool) -> None:
+def test_a_sum_may_stay_where_it_is(passes: FusedKernels, is_done: bool) -> None:
     total, values, hashed = normal(10_001), normal(10_001, 1), Hash(passes)
     expected = total + values
     passes.mix(Mixture.of(), place(total), place(values), place(total, hashed), total.size, is_done=is_done)
@@ -126,7 +126,7 @@ def test_a_sum_may_stay_where_it_is(passes: Passes, is_done: bool) -> None:
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 8])
-def test_steps_add_up_to_the_mean_of_reduce(passes: Passes, weights: list[float]) -> None:
+def test_steps_add_up_to_the_mean_of_reduce(passes: FusedKernels, weights: list[float]) -> None:
     from atoll.rounds.one_pass import _steps
 
     parts = [normal(3000, seed) for seed in range(len(weights))]
@@ -138,7 +138,7 @@ def test_steps_add_up_to_the_mean_of_reduce(passes: Passes, weights: list[float]
 
 @pytest.mark.parametrize("size", [0, 1, 31, 1023, 1024, 1025, 5000, 70_001])
 @pytest.mark.parametrize("shift", [0, 1, 31])
-def test_a_copy_is_one_wherever_it_begins(passes: Passes, size: int, shift: int) -> None:
+def test_a_copy_is_one_wherever_it_begins(passes: FusedKernels, size: int, shift: int) -> None:
     data = np.random.default_rng(0).integers(0, 256, size + 7, dtype=np.uint8)[7:]
     room = np.full(size + shift + 64, 171, np.uint8)
     passes.copy(data, room[shift : shift + size])
@@ -149,7 +149,7 @@ def test_a_copy_is_one_wherever_it_begins(passes: Passes, size: int, shift: int)
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 1])
-def test_what_is_placed_is_hashed(passes: Passes, size: int, shift: int) -> None:
+def test_what_is_placed_is_hashed(passes: FusedKernels, size: int, shift: int) -> None:
     values, room, hashed = normal(size), np.full(size + shift + 8, 7.0, np.float32), Hash(passes)
     for at in range(0, size, 2 * BLOCK):
         piece = values[at : at + 2 * BLOCK]
@@ -215,7 +215,7 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
         yield shelf
 
 
-def read(passes: Passes, sources: list[Source], out: np.ndarray, **more: Any) -> tuple[int, int] | None:
+def read(passes: FusedKernels, sources: list[Source], out: np.ndarray, **more: Any) -> tuple[int, int] | None:
     given = (Source * len(sources))(*sources)
     return passes.read(given, more.get("steps", []), out, more.get("hashed"), aligned(3 * TILE))
 
@@ -224,7 +224,9 @@ def read(passes: Passes, sources: list[Source], out: np.ndarray, **more: Any) ->
 @pytest.mark.parametrize(
     ("kind", "ready"), [(FROM_FILE, 0), (FROM_FILE, 77), (FROM_HUGE_PAGES, 0), (FROM_SOCKET, 0), (FROM_SOCKET, 200)]
 )
-def test_what_is_read_is_placed_and_hashed(passes: Passes, shelf: Shelf, size: int, kind: int, ready: int) -> None:
+def test_what_is_read_is_placed_and_hashed(
+    passes: FusedKernels, shelf: Shelf, size: int, kind: int, ready: int
+) -> None:
     values, hashed, out = normal(size), Hash(passes), np.full(size + 8, 7.0, np.float32)
     assert read(passes, [shelf.source(kind, values, hashed, front=449, ready=ready)], out[:size]) is None
     assert np.array_equal(out[:size], values)
@@ -236,7 +238,7 @@ def test_what_is_read_is_placed_and_hashed(passes: Passes, shelf: Shelf, size: i
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 7])
 @pytest.mark.parametrize("first", range(4))
 def test_what_is_read_is_mixed_to_the_mean_of_reduce(
-    passes: Passes, shelf: Shelf, size: int, weights: list[float], first: int
+    passes: FusedKernels, shelf: Shelf, size: int, weights: list[float], first: int
 ) -> None:
     from atoll.rounds.one_pass import _steps
 
@@ -257,7 +259,7 @@ def test_what_is_read_is_mixed_to_the_mean_of_reduce(
 
 
 @pytest.mark.parametrize("kind", [FROM_FILE, FROM_SOCKET])
-def test_what_ends_early_is_told(passes: Passes, shelf: Shelf, kind: int) -> None:
+def test_what_ends_early_is_told(passes: FusedKernels, shelf: Shelf, kind: int) -> None:
     values, out = normal(100_000), np.empty(100_000, np.float32)
     hashes = [Hash(passes) for _ in range(3)]
     assert read(passes, [shelf.source(kind, values[:-1], hashes[0])], out) == (0, 0)
@@ -265,7 +267,7 @@ def test_what_ends_early_is_told(passes: Passes, shelf: Shelf, kind: int) -> Non
     assert read(passes, sources, out, steps=[Mixture.of()]) == (1, 0)
 
 
-def test_what_cannot_be_read_says_why(passes: Passes, shelf: Shelf) -> None:
+def test_what_cannot_be_read_says_why(passes: FusedKernels, shelf: Shelf) -> None:
     values, hashed = normal(1000), Hash(passes)
     fd = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -285,7 +287,7 @@ def _unread(end: socket.socket) -> int:
     return int.from_bytes(fcntl.ioctl(end.fileno(), termios.FIONREAD, bytes(4)), "little")
 
 
-def test_after_a_signal_it_goes_on_where_it_was(passes: Passes) -> None:
+def test_after_a_signal_it_goes_on_where_it_was(passes: FusedKernels) -> None:
     """Pieces come only after a signal each, so it has to wait in the middle of tiles, and of sources."""
     parts = [normal(5 * TILE + 7, seed) for seed in range(2)]
     hashes, out, of_out = [Hash(passes) for _ in parts], np.empty_like(parts[0]), Hash(passes)
@@ -325,7 +327,7 @@ def test_after_a_signal_it_goes_on_where_it_was(passes: Passes) -> None:
     assert [h.hexdigest() for h in hashes] == [xxhash.xxh3_64_hexdigest(part) for part in parts]
 
 
-def test_whoever_is_interrupted_while_nothing_comes_stops(passes: Passes) -> None:
+def test_whoever_is_interrupted_while_nothing_comes_stops(passes: FusedKernels) -> None:
     ours, theirs = socket.socketpair()
     told: list[int] = []
 
@@ -347,7 +349,7 @@ def test_whoever_is_interrupted_while_nothing_comes_stops(passes: Passes) -> Non
         signal.signal(signal.SIGALRM, before)
 
 
-def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Passes, shelf: Shelf) -> None:
+def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: FusedKernels, shelf: Shelf) -> None:
     """A recycled file may be written again while somebody is late."""
     size = 1 << 18
     values = [normal(size), normal(size, 1)]
@@ -385,7 +387,7 @@ def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Pass
     ],
 )
 def test_a_library_that_computes_otherwise_is_not_used(
-    build_hook: ModuleType, passes: Passes, tmp_path: Path, right: str, wrong: str, what: str
+    build_hook: ModuleType, passes: FusedKernels, tmp_path: Path, right: str, wrong: str, what: str
 ) -> None:
     source, library = tmp_path / "_fused.c", tmp_path / "_fused.so"
     text = fused.SOURCE.read_text()

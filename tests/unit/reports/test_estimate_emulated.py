@@ -11,10 +11,10 @@ import pytest
 from link_emulator import Emulator
 
 from atoll.reports.estimate import Exchange, Setting, planned_exchange
-from atoll.rounds.client import RoundProtocol
+from atoll.rounds.client import RoundSteps
 from atoll.rounds.context import Tuning
 from atoll.rounds.io import Counters, Sleep
-from atoll.rounds.layout import Layout, Parts
+from atoll.rounds.layout import ArrayVector, Layout
 
 LATENCY_S, BYTES_S = 0.1, 0.5e6
 SIZE, CHUNK = 300 << 10, 10 << 10
@@ -40,7 +40,7 @@ def emulated(
     zeros = np.zeros(size, np.float32).tobytes()
 
     def train(rank: int):
-        protocol = RoundProtocol(
+        protocol = RoundSteps(
             "run", rank, replicas, layouts=[layout], codec_name=codec, mean_codec=mean_codec, chunk=CHUNK,
             tuning=tuning, clock=emulator, rng=random.Random(rank),
         )  # fmt: skip
@@ -50,7 +50,7 @@ def emulated(
         for round_no in range(ROUNDS):
             yield Sleep(EVERY_S * (1 + round_no) - emulator.now)  # inner steps: everyone comes at the same time
             outcome = yield from protocol.exchange(
-                round_no, Parts([update]), Parts([np.empty_like(update)]), weight=1.0
+                round_no, ArrayVector([update]), ArrayVector([np.empty_like(update)]), weight=1.0
             )
         assert outcome is not None
         return Seen(outcome.seconds, outcome.counters)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from atoll.errors import StoreUnavailable
-from atoll.rounds.context import AWAY_AFTER, Memory
-from atoll.rounds.io import Requests, Sleep, Steps
+from atoll.rounds.context import AWAY_AFTER, RoundHistory
+from atoll.rounds.io import Sleep, Steps, StoreIO
 from atoll.rounds.records import Commit, Contribution, Rejection
 from atoll.testing.fakes import FakeClock
 
@@ -19,7 +19,7 @@ def commit_without_rank_1(*rejected: Rejection) -> Commit:
 
 
 def test_who_is_missing_again_and_again_is_away_until_it_is_back():
-    memory = Memory()
+    memory = RoundHistory()
     for _ in range(AWAY_AFTER):
         assert memory.away == set()
         memory.learn(commit_without_rank_1())
@@ -27,7 +27,7 @@ def test_who_is_missing_again_and_again_is_away_until_it_is_back():
 
 
 def test_a_rank_whose_updates_are_rejected_is_there_and_is_waited_for():
-    memory = Memory()
+    memory = RoundHistory()
     for _ in range(2 * AWAY_AFTER):
         memory.learn(commit_without_rank_1(Rejection(1, "finite", "why")))
     assert memory.away == set()
@@ -35,7 +35,7 @@ def test_a_rank_whose_updates_are_rejected_is_there_and_is_waited_for():
 
 def test_a_store_that_stays_silent_is_told_with_how_long_it_was_asked_and_what_sets_that():
     clock = FakeClock()
-    asking = Requests(clock, random.Random(0), retry_s=30.0).get("k")
+    asking = StoreIO(clock, random.Random(0), retry_s=30.0).get("k")
     with pytest.raises(StoreUnavailable, match=r"30 s.*`Tuning\(retry_s=…\)`"):
         never_answer(asking, clock)
 

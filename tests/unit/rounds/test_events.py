@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import StoreUnavailable
 from atoll.rounds import events as events_module
 from atoll.rounds.events import EventLog
-from atoll.rounds.io import Driver, Requests, answer
+from atoll.rounds.io import StoreIO, ThreadedDriver, answer
 from atoll.rounds.keys import RoundKeys
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
@@ -24,11 +24,11 @@ class Desk:
     def __init__(self):
         self.clock = FakeClock()
         self.store = FaultyStore(MemoryStore())
-        self.io = Requests(self.clock, random.Random(0), retry_s=0.0)
+        self.io = StoreIO(self.clock, random.Random(0), retry_s=0.0)
         self.log = EventLog(KEYS, 0, 0, self.clock)
 
     def flush(self) -> None:
-        Driver(self.store, self.clock)(self.log.flush(self.io))
+        ThreadedDriver(self.store, self.clock)(self.log.flush(self.io))
 
     def written(self) -> list[int]:
         """The rounds of all events that are in the store."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import CorruptUpdate, InvalidSpec
-from atoll.rounds.layout import Layout, Parts, numpy_dtype
+from atoll.rounds.layout import ArrayVector, Layout, numpy_dtype
 from atoll.rounds.tuning import Grid, default_chunk
 
 LAYOUT = Layout.of([("w", [3, 4], "float32"), ("b", [], "bfloat16"), ("e", [0, 2], "float16")])
@@ -73,7 +73,7 @@ def test_parts_read_and_write_like_one_flat_vector(sizes: list[int], a: int, b: 
     total = sum(sizes)
     flat = np.arange(total, dtype=np.float32)
     arrays = [part.copy() for part in np.split(flat, np.cumsum(sizes)[:-1])] if sizes else []
-    parts = Parts(arrays)
+    parts = ArrayVector(arrays)
     start, stop = sorted((min(a, total), min(b, total)))
     assert parts.size == total
     assert np.array_equal(parts.read(start, stop), flat[start:stop])
@@ -84,6 +84,6 @@ def test_parts_read_and_write_like_one_flat_vector(sizes: list[int], a: int, b: 
 
 def test_parts_refuse_what_they_could_not_write_through() -> None:
     with pytest.raises(TypeError):
-        Parts([np.zeros(3)])
+        ArrayVector([np.zeros(3)])
     with pytest.raises(TypeError):
-        Parts([np.zeros((4, 4), np.float32)[:, ::2]])
+        ArrayVector([np.zeros((4, 4), np.float32)[:, ::2]])

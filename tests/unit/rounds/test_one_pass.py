@@ -12,7 +12,7 @@ from atoll._time import SYSTEM_CLOCK
 from atoll.errors import CorruptUpdate, StoreUnavailable
 from atoll.kernels import fused
 from atoll.rounds import one_pass
-from atoll.rounds.frames import Incoming, checksum, seal_frame
+from atoll.rounds.frames import FrameReader, checksum, seal_frame
 from atoll.rounds.reduce import Coefficients, weighted_mean
 from atoll.stores.fast import BufferBody
 from atoll.stores.file.store import FileStore
@@ -69,7 +69,7 @@ def test_a_part_whose_checksum_is_known_is_not_hashed_again() -> None:
 def test_parts_that_are_still_arriving_are_averaged_to_the_same_bits(size: int) -> None:
     parts = [values_of(size, seed) for seed in range(3)]
     frames = [b"".join(seal_frame({"kind": "update", "rank": r}, [p.data.cast("B")])) for r, p in enumerate(parts)]
-    arriving = [Incoming(BufferBody(frame), SYSTEM_CLOCK, kind="update") for frame in frames]
+    arriving = [FrameReader(BufferBody(frame), SYSTEM_CLOCK, kind="update") for frame in frames]
     out = np.full(size, np.nan, np.float32)
     readers = [arriving[0], one_pass.InMemory(parts[1].data.cast("B")), arriving[2]]
     done = one_pass.average_and_check(readers, Coefficients.of([1.0, 1.0, 1.0]), out)
@@ -85,12 +85,12 @@ def test_parts_in_files_are_averaged_and_placed_to_the_same_bits(tmp_path: Path,
     parts = [values_of(size, seed) for seed in range(3)]
     for rank, part in enumerate(parts):
         store.put(f"{rank}", seal_frame({"kind": "update"}, [part.data.cast("B")]))
-    arriving = [Incoming(store.open(f"{rank}"), SYSTEM_CLOCK, kind="update") for rank in range(3)]
+    arriving = [FrameReader(store.open(f"{rank}"), SYSTEM_CLOCK, kind="update") for rank in range(3)]
     out = np.full(size, np.nan, np.float32)
     done = one_pass.average_and_check(arriving, Coefficients.of([1.0] * 3), out)
     assert out.tobytes() == weighted_mean(parts, [1.0] * 3).tobytes()
     assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
-    again = Incoming(store.open("1"), SYSTEM_CLOCK, kind="update")
+    again = FrameReader(store.open("1"), SYSTEM_CLOCK, kind="update")
     one_pass.place(again, out)
     assert out.tobytes() == parts[1].tobytes()
     assert again.check == again.header["xxh3"]
@@ -101,7 +101,7 @@ def test_a_payload_shorter_than_what_is_wanted_is_an_error(tmp_path: Path, recyc
     """Compiled code would look behind it."""
     store, values = FileStore(tmp_path, recycle=recycle), values_of(1 << 16)
     store.put("a", seal_frame({"kind": "update"}, [values.data.cast("B")]))
-    short = Incoming(store.open("a"), SYSTEM_CLOCK, kind="update")
+    short = FrameReader(store.open("a"), SYSTEM_CLOCK, kind="update")
     if (passes := fused.current()) is not None:
         short.hashed_by(passes)
         assert short.source(values.size) is not None
@@ -114,7 +114,7 @@ def test_a_file_that_was_cut_is_an_error_as_it_is_read(tmp_path: Path) -> None:
     store, values = FileStore(tmp_path), values_of(1 << 17)
     store.put("a", seal_frame({"kind": "update"}, [values.data.cast("B")]))
     path = next(path for path in tmp_path.iterdir() if path.name.startswith("a"))
-    arriving = [Incoming(store.open("a"), SYSTEM_CLOCK, kind="update") for _ in range(2)]
+    arriving = [FrameReader(store.open("a"), SYSTEM_CLOCK, kind="update") for _ in range(2)]
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(StoreUnavailable, match="ended early"):
         one_pass.average_and_check(arriving, Coefficients.of([1.0] * 2), np.empty_like(values))
@@ -123,7 +123,7 @@ def test_a_file_that_was_cut_is_an_error_as_it_is_read(tmp_path: Path) -> None:
 def test_what_arrives_for_a_codec_is_read_whole_and_hashed() -> None:
     payload = values_of(5000).tobytes()
     frame = b"".join(seal_frame({"kind": "mean"}, [payload]))
-    incoming = Incoming(BufferBody(frame), SYSTEM_CLOCK, kind="mean")
+    incoming = FrameReader(BufferBody(frame), SYSTEM_CLOCK, kind="mean")
     assert bytes(incoming.whole()) == payload
     assert incoming.check == incoming.header["xxh3"] == checksum(payload)
 
@@ -133,7 +133,7 @@ def test_a_front_with_a_flipped_bit_is_not_believed(at: int) -> None:
     frame = bytearray(b"".join(seal_frame({"kind": "mean", "round": 7}, [b"x" * 64])))
     frame[at] ^= 1
     with pytest.raises(CorruptUpdate):
-        Incoming(BufferBody(frame), SYSTEM_CLOCK, kind="mean")
+        FrameReader(BufferBody(frame), SYSTEM_CLOCK, kind="mean")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])

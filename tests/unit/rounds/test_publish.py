@@ -16,8 +16,8 @@ from atoll.errors import StoreUnavailable
 from atoll.kernels import fused
 from atoll.rounds.client import RoundClient
 from atoll.rounds.frames import Frame, checksum, open_frame
-from atoll.rounds.layout import Layout, Parts
-from atoll.rounds.publish import NotFinite, Outgoing
+from atoll.rounds.layout import ArrayVector, Layout
+from atoll.rounds.publish import FrameWriter, NotFinite
 from atoll.stores.base import Buffer, Store
 from atoll.stores.fast import size_of
 from atoll.stores.file.paths import TEMP_FOLDER
@@ -58,7 +58,7 @@ def opened(store: Store, key: str) -> Frame:
 @pytest.mark.parametrize("size", SIZES)
 def test_what_was_written_is_read_back_with_its_hash_and_norm(store: Store, size: int) -> None:
     values = values_of(size)
-    outgoing = Outgoing(HEADER, values)
+    outgoing = FrameWriter(HEADER, values)
     for _ in range(2):  # the second time into the file of the first
         store.put("a.bin", outgoing)
         assert len(store.get("a.bin")) == size_of(outgoing)
@@ -74,7 +74,7 @@ def test_what_was_written_is_read_back_with_its_hash_and_norm(store: Store, size
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_a_norm_whose_squares_do_not_fit_is_right(store: Store, scale: float) -> None:
     values = values_of(700_000) * np.float32(scale)
-    store.put("a.bin", Outgoing(HEADER, values))
+    store.put("a.bin", FrameWriter(HEADER, values))
     norm = float(np.linalg.norm(values.astype(np.float64)))
     assert opened(store, "a.bin").header["norm"] == pytest.approx(norm, rel=1e-4)
 
@@ -85,7 +85,7 @@ def test_values_that_are_not_finite_are_not_written(store: Store, bad: float, at
     values = values_of(700_000)
     values[at] = bad
     with pytest.raises(NotFinite):
-        store.put("a.bin", Outgoing(HEADER, values))
+        store.put("a.bin", FrameWriter(HEADER, values))
     assert list(store.list()) == []
     if isinstance(store, FileStore):
         assert [path for path in (store.root / TEMP_FOLDER).iterdir() if path.is_file()] == []
@@ -95,41 +95,41 @@ def test_values_that_are_not_finite_are_not_written(store: Store, bad: float, at
 def test_values_that_were_not_finite_when_they_were_written_do_not_pass_for_others(
     store: Store, monkeypatch: pytest.MonkeyPatch, bad: float
 ) -> None:
-    values, seal = values_of(700_000), Outgoing.front
+    values, seal = values_of(700_000), FrameWriter.front
     values[99] = bad
-    outgoing = Outgoing(HEADER, values)
+    outgoing = FrameWriter(HEADER, values)
 
-    def mended(_: Outgoing) -> Buffer:
+    def mended(_: FrameWriter) -> Buffer:
         if isinstance(store, MemoryStore):
             outgoing.look(0, len(outgoing.payload))
         values[99] = 0.0  # by somebody who trains on
         return seal(outgoing)
 
-    monkeypatch.setattr(Outgoing, "front", mended)
+    monkeypatch.setattr(FrameWriter, "front", mended)
     with pytest.raises(NotFinite):
         store.put("a.bin", outgoing)
 
 
 def test_the_norm_is_that_of_what_was_written(store: Store) -> None:
     values = np.zeros(700_000, np.float32)
-    outgoing = Outgoing(HEADER, values)
+    outgoing = FrameWriter(HEADER, values)
     store.put("a.bin", outgoing)
     values[99] = math.nan
     assert outgoing.norm == 0.0
 
 
 def test_a_write_that_failed_half_way_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, outgoing = FileStore(tmp_path, fsync=False), Outgoing(HEADER, values_of(700_000))
+    store, outgoing = FileStore(tmp_path, fsync=False), FrameWriter(HEADER, values_of(700_000))
     outgoing.look(0, 1 << 20)
     with monkeypatch.context() as patch:
-        patch.setattr(Outgoing, "front", _full)
+        patch.setattr(FrameWriter, "front", _full)
         with pytest.raises(StoreUnavailable):
             store.put("a.bin", outgoing)
     store.put("a.bin", outgoing)
     assert bytes(opened(store, "a.bin").payload) == bytes(outgoing.payload)
 
 
-def _full(_: Outgoing) -> bytes:
+def _full(_: FrameWriter) -> bytes:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -138,7 +138,7 @@ def test_looking_while_writing_is_told_as_encoding(store: Store) -> None:
     out = np.empty(size, np.float32)
     client = RoundClient(store, "r", 0, 1, layouts=[Layout.of([("w", [size], "uint8")])], codec_name="fp32")
     client.join([memoryview(bytes(size))])
-    done = client.exchange(0, Parts([values_of(size)]), weight=1.0, out=Parts([out]))
+    done = client.exchange(0, ArrayVector([values_of(size)]), weight=1.0, out=ArrayVector([out]))
     client.close()
     assert done.outcome.counters.seconds["encode"] > 0
     assert out.tobytes() == values_of(size).tobytes()

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from atoll.rounds import timeline as timeline_module
-from atoll.rounds.io import Driver, Requests
+from atoll.rounds.io import StoreIO, ThreadedDriver
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.timeline import PhaseTime, RoundRecord
 from atoll.stores.memory import MemoryStore
@@ -24,10 +24,10 @@ class Bench:
     def __init__(self, store=None):
         self.clock = FakeClock()
         self.store = store or MemoryStore()
-        self.io = Requests(self.clock, random.Random(0), retry_s=0.0)
+        self.io = StoreIO(self.clock, random.Random(0), retry_s=0.0)
         self.timeline = self.io.timeline
         self.timeline.open(KEYS, 2, 1)
-        self.drive = Driver(self.store, self.clock)
+        self.drive = ThreadedDriver(self.store, self.clock)
 
     def passes(self, phase: str, seconds: float, round_no: int | None = None) -> None:
         began = self.clock.monotonic()

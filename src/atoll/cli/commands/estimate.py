@@ -16,7 +16,7 @@ from atoll.cli.app import command
 from atoll.cli.launch_options import duration
 from atoll.cli.output import Cell, Column, Output, Table, pairs_text, table_text
 from atoll.cli.phases import seconds_text
-from atoll.reports.estimate import AS_OF, SERVICES, Estimate, Pace
+from atoll.reports.estimate import AS_OF, SERVICES, Estimate, Throughput
 from atoll.rounds.codecs import DEFAULT_CODEC
 
 _WAYS = {"whole": "everyone fetches every update", "scatter": "scatter-reduce"}
@@ -61,7 +61,7 @@ def _facts(made: Estimate) -> list[tuple[str, str | Cell]]:
     return facts
 
 
-def _exposed(pace: Pace) -> str:
+def _exposed(pace: Throughput) -> str:
     return f"{100 * pace.exposed_share:.1f} % of the time exposed ({seconds_text(pace.exposed_s)} a round)"
 
 

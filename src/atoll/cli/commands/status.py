@@ -13,7 +13,7 @@ from atoll.cli.output import Cell, Output, pairs_text, table_text
 from atoll.cli.render import counts_text, elapsed_s, restarts_text, state_cell, status_json, status_table
 from atoll.cli.runs import find_run
 from atoll.cli.waits import avoid_text, outlook_text, waiting_text
-from atoll.cli.watch import Lookout, watch
+from atoll.cli.watch import RoundPoller, watch
 from atoll.rounds.metrics import Waiting
 from atoll.runs.run import Run, could_restart
 from atoll.status import RunStatus
@@ -30,7 +30,7 @@ def status_command(out: Output, run: str, store: str | None, is_watched: bool) -
     """
     found = find_run(run, store)
     status = watch(found, out) if is_watched else found.status()
-    waiting = Lookout(found).waiting(status)
+    waiting = RoundPoller(found).waiting(status)
     shown = status_json(found.id, status, waiting)
     out.data({**shown, "handle": handle_text(found), "store": found.store.uri})
     out.text(status_text(found, status, out, waiting))

@@ -33,7 +33,7 @@ from atoll.cli.output import Output, table_text
 from atoll.cli.phases import legend, phases_table, round_json
 from atoll.cli.render import counts_text, metric_names, most_telling, status_json, top_table
 from atoll.cli.runs import find_run
-from atoll.cli.watch import Lookout, Outage
+from atoll.cli.watch import OutageReporter, RoundPoller
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
 from atoll.rounds.timeline import RoundRecord
@@ -125,9 +125,9 @@ _ASK_EVERY_S = 1.0
 class Watcher:
     """Asks a run how it is, again and again, in a thread of its own."""
 
-    def __init__(self, run: Run, first: RunStatus, lookout: Lookout) -> None:
+    def __init__(self, run: Run, first: RunStatus, lookout: RoundPoller) -> None:
         self._run, self._lookout = run, lookout
-        self.status, self.outage = first, Outage()
+        self.status, self.outage = first, OutageReporter()
         self.waiting: Waiting | None = None
         self.records: dict[int, RoundRecord] = {}
         self.trend = Trend()
@@ -164,7 +164,7 @@ class Watcher:
         self.records = self._lookout.records()
 
 
-def show(run: Run, first: RunStatus, lookout: Lookout, out: Output) -> RunStatus:
+def show(run: Run, first: RunStatus, lookout: RoundPoller, out: Output) -> RunStatus:
     """Draw until `q` or Ctrl-C; returns what was seen last."""
     console = Console(no_color=not out.has_colour(), highlight=False)
     watcher = Watcher(run, first, lookout)
@@ -229,7 +229,7 @@ def top_command(out: Output, run: str, store: str | None) -> None:
     q or Ctrl-C leaves, and the run goes on. Where there is no terminal, one snapshot is printed.
     """
     found = find_run(run, store)
-    status, lookout = found.status(), Lookout(found)
+    status, lookout = found.status(), RoundPoller(found)
     if out.is_screen:
         status = show(found, status, lookout, out)
         out.say(f"run `{found.id}`: {counts_text(status)}")

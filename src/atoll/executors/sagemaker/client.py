@@ -16,7 +16,7 @@ from atoll.executors.sagemaker import errors
 from atoll.registry import require
 
 
-class Pace:
+class RateLimiter:
     """Lets callers through at a rate; `wait` sleeps until it is one's turn."""
 
     def __init__(self, per_s: float, *, at_once: int = 2, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -66,8 +66,8 @@ class Gateway:
         own = "" if "sagemaker" in self._given else None
         self.region: str | None = region or _region_of(self._given) or self._session.region_name or own
         """Empty: that of a client that was given to us, whichever it is."""
-        self._list_pace = Pace(list_calls_per_s, clock=clock)
-        self._rate, self._paces = calls_per_s, dict[str, Pace]()
+        self._list_pace = RateLimiter(list_calls_per_s, clock=clock)
+        self._rate, self._paces = calls_per_s, dict[str, RateLimiter]()
 
     @property
     def session(self) -> Any:
@@ -112,13 +112,13 @@ class Gateway:
         """As long as a call may be tried."""
         return Deadline(self._patience_s, self._clock)
 
-    def _pace(self, service: str, verb: str) -> Pace:
+    def _pace(self, service: str, verb: str) -> RateLimiter:
         """Lists have a limit of their own, and no way to raise it."""
         if verb == "list_training_jobs":
             return self._list_pace
         with self._lock:
             if service not in self._paces:
-                self._paces[service] = Pace(self._rate, at_once=8, clock=self._clock)
+                self._paces[service] = RateLimiter(self._rate, at_once=8, clock=self._clock)
             return self._paces[service]
 
     def _client(self, service: str, region: str | None) -> Any:

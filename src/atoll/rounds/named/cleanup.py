@@ -12,12 +12,12 @@ from atoll.rounds.io import Gather, Steps
 from atoll.rounds.named.session import Rendezvous, Session
 
 if TYPE_CHECKING:
-    from atoll.rounds.named.exchange import ReadPart
+    from atoll.rounds.named.exchange import ReadContribution
 
 _WIDTH = 8
 
 
-class Litter:
+class PendingDeletes:
     """The parts a rank has written, until every rank has said that it is past the call they belong to."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Litter:
         with self._lock:
             return min(self._open.values(), default=self._next)
 
-    def add(self, key: str, found: Sequence[ReadPart]) -> None:
+    def add(self, key: str, found: Sequence[ReadContribution]) -> None:
         """An exchange is complete: remember our part, and how far the others were."""
         with self._lock:
             self._written.append((key, {read.rank: read.call for read in found}))

@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import ConfigError
-from atoll.rounds.io import Counters, Driver, Requests
-from atoll.rounds.named.exchange import NamedProtocol, Part, ReadPart
+from atoll.rounds.io import Counters, StoreIO, ThreadedDriver
+from atoll.rounds.named.exchange import NamedContribution, NamedProtocol, ReadContribution
 from atoll.rounds.named.keys import NamedKeys
 from atoll.rounds.named.session import Rendezvous
 from atoll.stores.base import Store
-from atoll.stores.fast import with_patience
+from atoll.stores.fast import with_retry_timeout
 
 _clients: WeakValueDictionary[str, NamedClient] = WeakValueDictionary()
 
@@ -44,13 +44,13 @@ class NamedClient:
     ) -> None:
         self.home = (store.uri, space, world_size, rank, os.getpid())
         retry_s = min(120.0, timeout_s / 2)
-        self._store, self._clock = with_patience(store, retry_s), clock
+        self._store, self._clock = with_retry_timeout(store, retry_s), clock
         self._token = uuid.uuid4().hex
-        self._io = Requests(clock, rng or random.Random(), retry_s=retry_s)
+        self._io = StoreIO(clock, rng or random.Random(), retry_s=retry_s)
         keys, beside = NamedKeys(space, world_size), partial(_alive_at, self.home)
         self._protocol = NamedProtocol(Rendezvous(self._io, keys, rank, self._token, poll_first_s, beside), timeout_s)
         self._lock = threading.Lock()
-        self._idle: list[Driver] = []
+        self._idle: list[ThreadedDriver] = []
         self._is_closed = False
         _clients[self._token] = self
 
@@ -59,7 +59,7 @@ class NamedClient:
         """Requests and bytes since the client was made."""
         return self._io.counters
 
-    def exchange(self, name: str, part: Part) -> list[ReadPart]:
+    def exchange(self, name: str, part: NamedContribution) -> list[ReadContribution]:
         """Give a part and get one from each rank, in rank order; ours is what stands for us in the store.
 
         After an error the same call can be made again: it goes on waiting for the same generation. Only `PartsDiffer`
@@ -84,10 +84,10 @@ class NamedClient:
                 driver.close()
 
     @contextmanager
-    def _driver(self) -> Iterator[Driver]:
+    def _driver(self) -> Iterator[ThreadedDriver]:
         """A driver of our own: one must not be shared between threads."""
         with self._lock:
-            driver = self._idle.pop() if self._idle else Driver(self._store, self._clock)
+            driver = self._idle.pop() if self._idle else ThreadedDriver(self._store, self._clock)
         try:
             yield driver
         finally:

@@ -19,7 +19,7 @@ from atoll._time import backoff
 from atoll.errors import CorruptUpdate, PartsDiffer, QuorumLost, RanksMissing, StoreError
 from atoll.rounds.frames import checksum, open_frame, seal_frame
 from atoll.rounds.io import Gather, Steps
-from atoll.rounds.named.cleanup import Litter, clear_older_sessions, sweep_if_last
+from atoll.rounds.named.cleanup import PendingDeletes, clear_older_sessions, sweep_if_last
 from atoll.rounds.named.session import POLL_CAP_S, STARTED_AGAIN, Rendezvous, Session
 from atoll.rounds.records import member, text, whole
 from atoll.stores.base import Buffer
@@ -38,7 +38,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Part:
+class NamedContribution:
     """What one rank gives: raw bytes, and what must be equal on every rank for them to be combined."""
 
     operation: str
@@ -56,7 +56,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class ReadPart:
+class ReadContribution:
     """A part as it was read and checked, with how far its rank was when it wrote it."""
 
     rank: int
@@ -69,7 +69,7 @@ class ReadPart:
     """Every call of that rank below this number was over."""
 
 
-def seal_part(exchange: Exchange, rank: int, part: Part, call: int, oldest: int) -> list[memoryview]:
+def seal_part(exchange: Exchange, rank: int, part: NamedContribution, call: int, oldest: int) -> list[memoryview]:
     header = {
         **_identity(exchange, rank),
         "terms": list(part.terms),
@@ -80,12 +80,12 @@ def seal_part(exchange: Exchange, rank: int, part: Part, call: int, oldest: int)
     return seal_frame(header, [part.payload])
 
 
-def read_back(rank: int, part: Part, call: int, oldest: int) -> ReadPart:
+def read_back(rank: int, part: NamedContribution, call: int, oldest: int) -> ReadContribution:
     """What `open_part` would give for a part of our own."""
-    return ReadPart(rank, part.terms, describe(part), memoryview(part.payload).cast("B"), call, oldest)
+    return ReadContribution(rank, part.terms, describe(part), memoryview(part.payload).cast("B"), call, oldest)
 
 
-def open_part(exchange: Exchange, rank: int, data: Buffer) -> ReadPart:
+def open_part(exchange: Exchange, rank: int, data: Buffer) -> ReadContribution:
     """A part of exactly this exchange and rank, every byte of it checked."""
     frame = open_frame(data, kind="part")
     wanted = _identity(exchange, rank)
@@ -96,7 +96,7 @@ def open_part(exchange: Exchange, rank: int, data: Buffer) -> ReadPart:
     said = member(frame.header, "terms", list)
     if len(said) != 2:
         raise CorruptUpdate("a part has no terms", rank=rank, check="record")
-    return ReadPart(
+    return ReadContribution(
         rank,
         (text(said[0]), text(said[1])),
         text(frame.header.get("words")),
@@ -106,7 +106,7 @@ def open_part(exchange: Exchange, rank: int, data: Buffer) -> ReadPart:
     )
 
 
-def describe(part: Part) -> str:
+def describe(part: NamedContribution) -> str:
     """The terms in words."""
     shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in part.tensors[:_SHOWN])
     more = f" and {len(part.tensors) - _SHOWN} more" if len(part.tensors) > _SHOWN else ""
@@ -157,10 +157,10 @@ class NamedProtocol:
         self._place, self._timeout_s = place, timeout_s
         self._io, self._keys, self._rank = place.io, place.keys, place.rank
         self._generations: dict[str, int] = {}
-        self._litter = Litter()
+        self._litter = PendingDeletes()
         self.session: Session | None = None
 
-    def exchange(self, name: str, part: Part) -> Steps[list[ReadPart]]:
+    def exchange(self, name: str, part: NamedContribution) -> Steps[list[ReadContribution]]:
         """Give a part and get one from each rank, in rank order; ours is what stands for us in the store."""
         deadline_at = self._io.clock.monotonic() + self._timeout_s
         call = self._litter.begin(name)
@@ -201,7 +201,9 @@ class NamedProtocol:
             self.session = yield from self._place.meet(deadline_at, after=after)
         return self.session
 
-    def _gather(self, exchange: Exchange, part: Part, call: int, deadline_at: float) -> Steps[list[ReadPart]]:
+    def _gather(
+        self, exchange: Exchange, part: NamedContribution, call: int, deadline_at: float
+    ) -> Steps[list[ReadContribution]]:
         io, clock = self._io, self._io.clock
         began = clock.monotonic()
         found = {self._rank: (yield from self._publish(exchange, part, call))}
@@ -226,7 +228,7 @@ class NamedProtocol:
                     yield from self._give_up(exchange, dict(gone))
             yield from io.sleep(max(0.0, min(next(pauses), deadline_at - clock.monotonic())))
 
-    def _publish(self, exchange: Exchange, part: Part, call: int) -> Steps[ReadPart]:
+    def _publish(self, exchange: Exchange, part: NamedContribution, call: int) -> Steps[ReadContribution]:
         """Write our part; the one that stands comes back. On the way, delete what nobody needs any more."""
         key = self._key(exchange, self._rank)
         oldest = self._litter.oldest_call
@@ -243,22 +245,22 @@ class NamedProtocol:
             pass  # only tidying: the session's end deletes it
         return ours
 
-    def _look(self, exchange: Exchange, missing: list[int]) -> Steps[list[ReadPart | None]]:
+    def _look(self, exchange: Exchange, missing: list[int]) -> Steps[list[ReadContribution | None]]:
         if len(missing) >= _LIST_FROM:
             session = exchange.session
             prefix = self._keys.generation_prefix(session.number, session.nonce, exchange.name, exchange.generation)
             there = {self._keys.parse_part(key)[1] for key in (yield from self._io.list(prefix))}
             missing = [rank for rank in missing if rank in there]
-        found: list[ReadPart | None] = yield Gather([self._probe(exchange, r) for r in missing], _CONNECTIONS)
+        found: list[ReadContribution | None] = yield Gather([self._probe(exchange, r) for r in missing], _CONNECTIONS)
         return found
 
-    def _probe(self, exchange: Exchange, rank: int) -> Steps[ReadPart | None]:
+    def _probe(self, exchange: Exchange, rank: int) -> Steps[ReadContribution | None]:
         key = self._key(exchange, rank)
         data = yield from self._io.probe(key)
         if data is None:
             return None
 
-        def opened(data: Buffer) -> ReadPart:
+        def opened(data: Buffer) -> ReadContribution:
             return open_part(exchange, rank, data)
 
         try:
@@ -285,6 +287,6 @@ class NamedProtocol:
         return RanksMissing(message, round_no=exchange.generation, missing=tuple(missing), hint=hint)
 
 
-def _check_terms(exchange: Exchange, found: dict[int, ReadPart]) -> None:
+def _check_terms(exchange: Exchange, found: dict[int, ReadContribution]) -> None:
     if len({read.terms for read in found.values()}) > 1:
         raise PartsDiffer(exchange.name, exchange.generation, {rank: read.words for rank, read in found.items()})

@@ -17,7 +17,7 @@ from atoll._time import backoff
 from atoll.errors import CorruptUpdate, Fenced, KeyNotFound, RanksMissing
 from atoll.keys import number
 from atoll.rounds.frames import digest, open_record, seal_record
-from atoll.rounds.io import Gather, Requests, Steps
+from atoll.rounds.io import Gather, Steps, StoreIO
 from atoll.rounds.named.keys import NamedKeys
 from atoll.rounds.records import member, text, texts, whole
 from atoll.stores.base import Buffer
@@ -82,7 +82,7 @@ class Attendance:
 class Rendezvous:
     """How one client meets the others in a space."""
 
-    io: Requests
+    io: StoreIO
     keys: NamedKeys
     rank: int
     token: str

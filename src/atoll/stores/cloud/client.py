@@ -100,7 +100,7 @@ class CloudSettings:
             patience *= 2
         return patience
 
-    def with_patience(self, seconds: float) -> CloudSettings:
+    def with_retry_timeout(self, seconds: float) -> CloudSettings:
         """The same, but a request is given up after about so many seconds."""
         return replace(
             self,

@@ -87,11 +87,11 @@ class CloudStore:
     def __repr__(self) -> str:
         return f"CloudStore({self.uri!r})"
 
-    def with_patience(self, seconds: float) -> CloudStore:
-        hasty = self._settings.with_patience(seconds)
-        if hasty == self._settings:
+    def with_retry_timeout(self, seconds: float) -> CloudStore:
+        short_timeout = self._settings.with_retry_timeout(seconds)
+        if short_timeout == self._settings:
             return self
-        twin = CloudStore(self.address, hasty, clock=self._clock)
+        twin = CloudStore(self.address, short_timeout, clock=self._clock)
         twin._is_create_trusted = self._is_create_trusted
         return twin
 

@@ -24,7 +24,7 @@ from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreUnavailable
 from atoll.stores.cloud.address import CloudAddress
 from atoll.stores.cloud.client import CloudSettings, ca_file_of
-from atoll.stores.fast import Descriptor, Straight
+from atoll.stores.fast import Descriptor, DescriptorBody
 
 _MOST_HEAD_BYTES = 1 << 16
 _MOST_IDLE = 64
@@ -56,7 +56,7 @@ class Head(NamedTuple):
         return self.version == b"HTTP/1.0" or b"close" in self.headers.get(b"connection", b"").lower()
 
 
-class SocketBody(Straight):
+class SocketBody(DescriptorBody):
     """A body on its way. The connection goes back to those that can be used again once all of it has been read."""
 
     def __init__(

@@ -31,10 +31,10 @@ from typing import NoReturn, TypeAlias
 
 from atoll.errors import StoreUnavailable
 from atoll.stores.base import Buffer, Data, pieces
-from atoll.stores.fast import Descriptor, Straight, Unsealed, size_of
+from atoll.stores.fast import Descriptor, DescriptorBody, HashedWhileWritten, size_of
 from atoll.stores.file.paths import translated
 
-Given: TypeAlias = Sequence[memoryview] | Unsealed
+Given: TypeAlias = Sequence[memoryview] | HashedWhileWritten
 SLICE = 1 << 18
 """Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly
 faster, and may be had only of memory that a virtual machine has given back to its host, which takes many times as
@@ -43,12 +43,12 @@ _MOST_PARTS = 256  # of one write call; Linux allows 1 024
 
 
 def given(data: Data) -> Given:
-    return data if isinstance(data, Unsealed) else pieces(data)
+    return data if isinstance(data, HashedWhileWritten) else pieces(data)
 
 
 def write(fd: int, data: Given) -> None:
     """Write all of it, from the beginning of the file on."""
-    if isinstance(data, Unsealed):
+    if isinstance(data, HashedWhileWritten):
         write_from(fd, data, 0)
         return
     left = deque(part for part in data if part)
@@ -62,7 +62,7 @@ def write(fd: int, data: Given) -> None:
             left[0] = left[0][written:]
 
 
-def write_from(fd: int, data: Unsealed, start: int) -> None:
+def write_from(fd: int, data: HashedWhileWritten, start: int) -> None:
     """Write what is left of a payload, and the front."""
     if start < len(data.payload):
         data.pour(fd, start, len(data.payload), SLICE)
@@ -123,7 +123,7 @@ def write_huge(fd: int, data: Given) -> bool:
                 _fill(address, data, start, stop)
     except OSError:
         return False
-    if isinstance(data, Unsealed):
+    if isinstance(data, HashedWhileWritten):
         write_from(fd, data, max(whole - data.front_bytes, 0))
     else:
         write_at(fd, b"".join(_between(data, whole, size)), whole)
@@ -162,7 +162,7 @@ def _mapped(fd: int, start: int, stop: int) -> Iterator[int]:
 
 def _fill(address: int, data: Given, start: int, stop: int) -> None:
     """Put these bytes of the file there; of what is unsealed, not the front."""
-    if isinstance(data, Unsealed):
+    if isinstance(data, HashedWhileWritten):
         first = max(start, data.front_bytes)
         room = memoryview((ctypes.c_ubyte * (stop - first)).from_address(address + first - start)).cast("B")
         data.look(first - data.front_bytes, stop - data.front_bytes, room)
@@ -225,7 +225,7 @@ _LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "z
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-class FileBody(Straight):
+class FileBody(DescriptorBody):
     """An open file, read from its beginning."""
 
     def __init__(self, fd: int, uri: str, key: str, *, may_be_huge: bool = False) -> None:

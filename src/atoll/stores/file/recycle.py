@@ -23,7 +23,7 @@ _MOST = 512
 """Spares of one size; what is deleted beyond that is gone."""
 
 
-class Spares:
+class RecycledFiles:
     """Shared by every process that uses the folder: a rename takes a spare, and only one can have it."""
 
     def __init__(self, folder: str) -> None:

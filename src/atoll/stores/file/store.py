@@ -24,7 +24,7 @@ from atoll.stores.fast import size_of
 from atoll.stores.file import io
 from atoll.stores.file.io import FileBody, Given, file_system, given, is_local, read, write
 from atoll.stores.file.paths import TEMP_FOLDER, file_errors, key_of_file, key_of_folder, path_of
-from atoll.stores.file.recycle import SPARE_FOLDER, Spares
+from atoll.stores.file.recycle import SPARE_FOLDER, RecycledFiles
 
 _LEFTOVER_AGE_S = 24 * 3600.0
 _DEFAULTS = {"fsync": True, "recycle": False}
@@ -52,7 +52,7 @@ class FileStore:
         self._kind: str | None = None
         self._small_until = 0.0
         self._folders: set[str] = set()
-        self._spares = Spares(f"{self._root}/{TEMP_FOLDER}/{SPARE_FOLDER}") if recycle else None
+        self._spares = RecycledFiles(f"{self._root}/{TEMP_FOLDER}/{SPARE_FOLDER}") if recycle else None
 
     @property
     def recycles(self) -> bool:
@@ -244,7 +244,7 @@ def _path_in(uri: str) -> str:
 def _sweep(folder: str) -> None:
     """Remove what writers that died left behind. A day is longer than any write takes."""
     oldest = time.time() - _LEFTOVER_AGE_S
-    Spares(f"{folder}/{SPARE_FOLDER}").clear(oldest)
+    RecycledFiles(f"{folder}/{SPARE_FOLDER}").clear(oldest)
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):

@@ -18,7 +18,7 @@ from atoll.rounds.catch_up import LoadedSnapshot
 from atoll.rounds.client import Exchanged, RoundClient
 from atoll.rounds.codecs.base import F32
 from atoll.rounds.exchange import RoundOutcome
-from atoll.rounds.layout import Layout, Parts
+from atoll.rounds.layout import ArrayVector, Layout
 from atoll.rounds.records import LeftBehind
 from atoll.stores.base import Buffer
 from atoll.training.background import Background
@@ -140,7 +140,7 @@ class TorchftRounds:
         client, mean = self.client, np.empty(update.size, dtype=np.float32)
 
         def exchange() -> Found:
-            out = Parts([mean])
+            out = ArrayVector([mean])
             try:
                 done = client.exchange(round_no, update, weight=weight, fragment=fragment, base=base, out=out)
             except LeftBehind:

@@ -312,14 +312,14 @@ def test_what_compiled_code_reads_is_right_and_the_connection_is_used_again(serv
 
     from atoll._time import SYSTEM_CLOCK
     from atoll.rounds import one_pass
-    from atoll.rounds.frames import Incoming, seal_frame
+    from atoll.rounds.frames import FrameReader, seal_frame
 
     store = CloudStore.from_uri(service.uri(service.new_place()))
     values = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
     store.put("a", seal_frame({"kind": "mean"}, [values.data.cast("B")]))
     seen = [_sockets()]
     for _ in range(3):
-        incoming, out = Incoming(store.open("a"), SYSTEM_CLOCK, kind="mean"), np.empty_like(values)
+        incoming, out = FrameReader(store.open("a"), SYSTEM_CLOCK, kind="mean"), np.empty_like(values)
         one_pass.place(incoming, out)
         incoming.close()
         assert incoming.check == incoming.header["xxh3"]

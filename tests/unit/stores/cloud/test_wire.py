@@ -237,14 +237,14 @@ def test_an_answer_that_stays_out_is_asked_for_the_other_way_once(
 
 def test_a_store_with_little_patience_does_not_wait_twice(either: tuple[ScriptedS3, CloudStore]) -> None:
     server, store = either
-    hasty = store.with_patience(0.3)
+    short_timeout = store.with_retry_timeout(0.3)
     server.scripts.append(server.says_and_waits(b"HTTP/1.1 2"))
     with pytest.raises(StoreUnavailable) as caught:
-        hasty.open("a")
+        short_timeout.open("a")
     assert caught.value.__cause__ is not None
     assert (caught.value.key, caught.value.uri, caught.value.reason) == ("a", store.uri, "timeout")
     assert "X-Amz" not in f"{caught.value} {caught.value.__cause__!r}"
-    assert read(hasty) == DATA
+    assert read(short_timeout) == DATA
     assert server.others == 0
 
 
