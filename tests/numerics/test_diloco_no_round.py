@@ -12,7 +12,7 @@ from diloco_toys import QUICK, batches, contexts, loss_of, perceptron, train
 
 import atoll
 from atoll.errors import ConfigError, InvalidSpec
-from atoll.training.inner import Pace
+from atoll.training.inner import StepCounter
 
 
 def alone(inner_steps: int, steps: int, *, is_local_only: bool = True) -> None:
@@ -70,7 +70,7 @@ def test_a_loop_that_never_takes_an_optimizer_step_is_refused():
 
 
 def test_passes_that_only_add_up_gradients_are_counted_from_the_last_optimizer_step():
-    pace = Pace(fragments=1)
+    pace = StepCounter(fragments=1)
     for _ in range(3):
         pace.boundary(1.0)
     assert pace.idle == 3

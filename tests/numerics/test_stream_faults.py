@@ -74,7 +74,7 @@ def test_a_checkpoint_without_one_of_its_parts_would_show(left_out, monkeypatch)
     with pytest.raises(Killed):
         random_training(ctx, stop_after=14, **options)
     name = {
-        "pace": "atoll.training.inner.Pace.load_state_dict",
+        "pace": "atoll.training.inner.StepCounter.load_state_dict",
         "live": "atoll.training.model.ModelVector.load_live",
         "feedback": "atoll.training.feedback.ErrorFeedback.load_state_dict",
     }[left_out]

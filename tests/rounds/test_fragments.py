@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_rounds_client import QUICK, RULE
+from rounds_training import QUICK, RULE
 
 from atoll.errors import CorruptUpdate
 from atoll.rounds.client import RoundClient

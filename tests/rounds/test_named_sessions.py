@@ -12,7 +12,7 @@ from rounds_simulator import Simulation
 
 from atoll.errors import Fenced, PartsDiffer, QuorumLost
 from atoll.rounds.io import Sleep, Steps, StoreIO
-from atoll.rounds.named.exchange import NamedProtocol, Part
+from atoll.rounds.named.exchange import NamedContribution, NamedProtocol
 from atoll.rounds.named.keys import NamedKeys
 from atoll.rounds.named.session import Rendezvous
 from atoll.stores.memory import MemoryStore
@@ -57,7 +57,7 @@ class World:
         place = Rendezvous(io, NamedKeys(None, self.world_size), rank, token, 0.05, lambda: [token])
         protocol = NamedProtocol(place, timeout_s=600.0)
         for i in range(exchanges):
-            parts = yield from protocol.exchange("w", Part("mean", (), "", f"{name}.{i}".encode()))
+            parts = yield from protocol.exchange("w", NamedContribution("mean", (), "", f"{name}.{i}".encode()))
             self.got[name].append([bytes(part.payload) for part in parts])
         yield from protocol.leave()
         return "done"
@@ -180,7 +180,7 @@ def test_a_process_may_be_in_two_sessions_and_late_in_one_of_them():
             for which, end in enumerate(ends):
                 if rank == 1 and turn == 1:
                     yield Sleep(60.0)  # the other one asks whether this one is still there, and finds it elsewhere
-                parts = yield from end.exchange("w", Part("mean", (), "", f"{rank}{which}{turn}".encode()))
+                parts = yield from end.exchange("w", NamedContribution("mean", (), "", f"{rank}{which}{turn}".encode()))
                 found.append(b" ".join(bytes(part.payload) for part in parts))
         return found
 
@@ -256,7 +256,11 @@ def test_parts_that_cannot_be_combined_are_named_on_every_rank():
         io = StoreIO(clock, random.Random(rank))
         place = Rendezvous(io, NamedKeys(None, 3), rank, f"{rank:032x}", 0.05, list)
         shape = (4,) if rank == 1 else (3,)
-        return (yield from NamedProtocol(place, 60.0).exchange("w", Part("mean", [("float32", shape)], "", b"")))
+        return (
+            yield from NamedProtocol(place, 60.0).exchange(
+                "w", NamedContribution("mean", [("float32", shape)], "", b"")
+            )
+        )
 
     for rank in range(3):
         simulation.start(f"r{rank}", process(rank), store)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from test_rounds_client import LAYOUT, train
+from rounds_training import LAYOUT, train
 
 from atoll.errors import RoundError, RunNotFound
 from atoll.rounds.chunks import MeanName

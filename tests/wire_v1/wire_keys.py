@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from wire_means import ENDED, NAME, SPACES, WORLD_SIZE
 
-from atoll.rounds.keys import RoundKeys, RunKeys, bundle, index_key
-from atoll.rounds.named_keys import NamedKeys
+from atoll.keys import RunKeys, bundle, index_key
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.named.keys import NamedKeys
 
 
 def canonical(key: str, run_id: str = "") -> str:

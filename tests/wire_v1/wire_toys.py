@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import atoll
-from atoll.rounds.member import Tuning
+from atoll.rounds.tuning import Tuning
 from atoll.rounds.verify import verify
 
 INLINE = Tuning(poll_first_s=0.001, poll_cap_s=0.02, turn_s=0.02)

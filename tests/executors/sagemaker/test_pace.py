@@ -9,7 +9,7 @@ from botocore import exceptions
 
 from atoll.context import RunContext
 from atoll.errors import AuthError, BackendError, BackendUnavailable
-from atoll.executors.sagemaker.client import Pace
+from atoll.executors.sagemaker.client import RateLimiter
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.handle import RunHandle
 from atoll.spec import Placement
@@ -56,7 +56,7 @@ def executor(client: Client, **settings: Any) -> SageMakerTrainingExecutor:
 
 def test_turns_come_at_the_rate_after_the_first_few():
     clock = FakeClock()
-    pace, times = Pace(2.0, at_once=2, clock=clock), []
+    pace, times = RateLimiter(2.0, at_once=2, clock=clock), []
     for _ in range(6):
         pace.wait()
         times.append(round(clock.monotonic(), 6))

@@ -10,7 +10,7 @@ from fated_store import FatedStore
 
 from atoll.registry import open_store
 from atoll.rounds.named.client import NamedClient
-from atoll.rounds.named.exchange import Part
+from atoll.rounds.named.exchange import NamedContribution
 from atoll.stores.base import Store
 
 NAMES = ("weights", "Grads of layer 1")
@@ -33,7 +33,9 @@ def exchange(
     seen = hashlib.sha256()
     for turn in range(turns):
         for name in NAMES:
-            for part in client.exchange(name, Part("mean", [("uint8", (40,))], "", payload(rank, turn, name))):
+            for part in client.exchange(
+                name, NamedContribution("mean", [("uint8", (40,))], "", payload(rank, turn, name))
+            ):
                 seen.update(part.payload)
     return seen.hexdigest()
 
