@@ -12,6 +12,8 @@ from atoll.cli.app import Interrupted, root
 from atoll.config_fields import FIELDS, OTHER_VARIABLES
 from repository import DOCS
 
+pytestmark = pytest.mark.docs
+
 EXIT_CODES = (DOCS / "exit-codes.md").read_text()
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 CLI = (DOCS / "cli.md").read_text()
@@ -72,6 +74,7 @@ def test_the_example_file_is_valid(tmp_path, monkeypatch):
     assert found.table("args") == {"lr": 0.001}
 
 
+@pytest.mark.process
 def test_the_python_of_the_page_launches_what_the_file_says(tmp_path, monkeypatch):
     source = re.search(r"```python\n(.*?)```", CONFIGURATION, re.S)
     assert source is not None

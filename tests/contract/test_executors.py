@@ -11,6 +11,8 @@ from atoll.testing.benches import LocalBench, ScriptedBench
 from atoll.testing.executor_bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
 
+pytestmark = [pytest.mark.process, pytest.mark.server]
+
 
 class TestLocal(ExecutorContract):
     adapter = "atoll.executors.local.executor:LocalExecutor"

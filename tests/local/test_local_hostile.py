@@ -24,6 +24,8 @@ from atoll.replica.spool import Spool
 from atoll.run import Run, prepare
 from atoll.status import Reason, ReplicaState
 
+pytestmark = pytest.mark.process
+
 LIMIT_S = 60.0
 
 HOSTILE = """

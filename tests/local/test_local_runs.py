@@ -20,6 +20,8 @@ from atoll.run import Run
 from atoll.status import Reason, ReplicaState
 from repository import TESTS
 
+pytestmark = pytest.mark.process
+
 LIMIT_S = 60.0
 
 

@@ -13,6 +13,8 @@ import atoll
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.training.pace import Pace
 
+pytestmark = pytest.mark.training
+
 
 def alone(inner_steps: int, steps: int, *, is_held: bool = True) -> None:
     """One replica that takes so many optimizer steps and leaves."""

@@ -34,6 +34,8 @@ from atoll.testing.fakes import FakeClock, FaultyStore
 from atoll.training.torchft import Manager
 from atoll.training.torchft_meter import RoundMeter
 
+pytestmark = pytest.mark.training
+
 EVERY, DELAY, STEPS = 3, 1, 30
 """One fragment every three steps, applied one step after it was sent; as in `run_diloco` with two fragments."""
 

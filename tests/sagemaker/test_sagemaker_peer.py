@@ -140,6 +140,7 @@ def test_a_deleted_job_gives_its_name_back(sagemaker):
     sagemaker.create_training_job(**body())
 
 
+@pytest.mark.process
 def test_it_starts_by_itself_and_leaves_when_told():
     command = [sys.executable, "-m", "services.sagemaker"]
     process = subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True, env={**os.environ})

@@ -27,6 +27,8 @@ from atoll.rounds import metrics
 from atoll.stores import base as stores
 from repository import DOCS
 
+pytestmark = pytest.mark.docs
+
 PAGE = (DOCS / "api.md").read_text()
 Definition = ast.FunctionDef | ast.ClassDef
 

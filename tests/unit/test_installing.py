@@ -81,6 +81,7 @@ def test_a_copy_of_the_clone_one_stands_in_is_extended_from_here(tmp_path, monke
     assert installing.requirement(module, "[train]") == "'.[train]'"
 
 
+@pytest.mark.process
 def test_an_estimate_needs_no_more_than_the_core() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('numpy', 'torch', 'xxhash', 'obstore', 'fsspec')))\n"
@@ -91,6 +92,7 @@ def test_an_estimate_needs_no_more_than_the_core() -> None:
     assert done.stdout.startswith("8B parameters as int4 (means: int8), 16 replicas")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("package", ["numpy", "torch", "xxhash"])
 def test_a_name_that_needs_training_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import atoll; atoll.DiLoCo"

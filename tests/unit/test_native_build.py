@@ -14,6 +14,8 @@ import pytest
 from atoll.rounds import native
 from repository import ROOT
 
+pytestmark = pytest.mark.process
+
 LIBRARY = "atoll/rounds/_native.so"
 LIBRARIES = {LIBRARY, "atoll/_passes_native.so"}
 

@@ -13,6 +13,8 @@ from workspace_trees import by_git, by_walk, forget_git_settings, git, listed, n
 from atoll.errors import ConfigError
 from atoll.workspace.listing import list_files
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def _plain_git(monkeypatch: pytest.MonkeyPatch) -> None:
