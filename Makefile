@@ -1,12 +1,19 @@
-# make setup   a fresh clone: sets everything up in .venv
-# make demo    a fresh clone: sets everything up, then trains on 4 local replicas with a live view
-# make test    a fresh clone: sets everything up, then runs the tests
+# make setup      sets everything up in .venv
+# make demo       trains on 4 local replicas with a live view
+# make test       runs all tests on all cores
+# make test-fast  runs the tests that start no process and no server and train nothing, in a minute or two
+# make docs       runs the tests that hold the pages to the code
+# make check      checks format, lint and types, then runs all tests
+# make bench      measures how long a launch takes
+# Each of them works in a fresh clone: it sets up first. ARGS goes to pytest: make test ARGS="-k rounds".
 PYTHON ?= python3
+WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test check bench clean setup help-text
+.PHONY: demo test test-fast docs check lint types bench clean setup help-text
 
 setup: $(READY)
 
@@ -22,13 +29,22 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
-check: $(READY)
+test-fast: $(READY)
+	@$(PYTEST) -m "not process and not server and not training" $(ARGS)
+
+docs: $(READY)
+	@$(PYTEST) -m docs $(ARGS)
+
+lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+
+types: $(READY)
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types test
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/launch.py

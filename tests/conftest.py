@@ -13,8 +13,10 @@ from hypothesis import settings
 from atoll.context import RESERVED
 from atoll.replica import processes
 
-pytest_plugins = ["services.stores", "services.sagemaker.fixtures"]
-settings.register_profile("atoll", deadline=None)  # machines are noisy: no test asserts a time
+pytest_plugins = ["pytester", "skips", "tiers", "services.stores", "services.sagemaker.fixtures"]
+# The same examples in every run, and no deadline: machines are noisy. `--hypothesis-profile=explore` looks for more.
+settings.register_profile("atoll", deadline=None, derandomize=True, database=None)
+settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("atoll")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell does for what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

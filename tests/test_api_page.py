@@ -28,6 +28,8 @@ from atoll.stores import base as stores
 from atoll.stores import fast
 from repository import DOCS
 
+pytestmark = pytest.mark.docs
+
 PAGE = (DOCS / "api.md").read_text()
 Definition = ast.FunctionDef | ast.ClassDef
 

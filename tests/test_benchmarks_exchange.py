@@ -73,6 +73,7 @@ def test_every_way_to_average_but_gloo_takes_memory():
         assert needed_bytes(("gloo", arm), 4, GIB) >= alone + 4 * GIB
 
 
+@pytest.mark.process
 @needs_nginx
 def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):
     rows, printed = run(tmp_path)
@@ -95,6 +96,7 @@ def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "rows.json"]
 
 
+@pytest.mark.process
 def test_an_unknown_section_is_refused(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--only", "wals"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -135,6 +137,8 @@ def server(tmp_path_factory) -> Iterator[WireServer]:
         yield server
 
 
+@pytest.mark.process
+@pytest.mark.server
 @needs_nginx
 class TestWireServer(StoreContract):
     """The server the benchmark measures against keeps what a store promises."""
@@ -161,6 +165,7 @@ child.communicate()
 """
 
 
+@pytest.mark.process
 def test_a_folder_in_memory_can_be_removed_while_somebody_is_still_in_it(tmp_path):
     folder = tmp_path / "large"
     subprocess.run([sys.executable, "-c", PAGES_IN_USE, str(folder)], cwd=BENCHMARKS, check=True)

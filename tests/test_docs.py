@@ -12,6 +12,8 @@ import pytest
 
 from repository import DOCS, ROOT
 
+pytestmark = pytest.mark.docs
+
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
@@ -77,10 +79,11 @@ def test_every_command_in_the_docs_parses(command):
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("make ")])
 def test_every_make_target_in_the_docs_exists(command):
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(command.split()[1:]) <= targets
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("name", "source"), blocks("python"), ids=[name for name, _ in blocks("python")])
 def test_python_in_the_docs_runs(name, source, tmp_path):
     """A block with `...` in it is a sketch and only has to compile; every other one is run as a script."""

@@ -118,6 +118,7 @@ def modules_after(code: str) -> set[str]:
     return {name.partition(".")[0] for name in printed.split()}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "code",
     [

@@ -13,6 +13,8 @@ from atoll.runs import config
 from atoll.runs.config import FIELDS, OTHER_VARIABLES
 from repository import DOCS
 
+pytestmark = pytest.mark.docs
+
 EXIT_CODES = (DOCS / "exit-codes.md").read_text()
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 CLI = (DOCS / "cli.md").read_text()
@@ -73,6 +75,7 @@ def test_the_example_file_is_valid(tmp_path, monkeypatch):
     assert found.table("args") == {"lr": 0.001}
 
 
+@pytest.mark.process
 def test_the_python_of_the_page_launches_what_the_file_says(tmp_path, monkeypatch):
     source = re.search(r"```python\n(.*?)```", CONFIGURATION, re.S)
     assert source is not None

@@ -119,6 +119,7 @@ def test_of_many_endings_the_first_few_are_told_and_the_rest_named():
     assert silence_text([], is_narrowed=False) == ""
 
 
+@pytest.mark.process
 def test_the_report_of_a_lost_quorum_begins_with_its_cause(lost):
     cli, run = lost
     done = cli("wait", run)
@@ -129,6 +130,7 @@ def test_the_report_of_a_lost_quorum_begins_with_its_cause(lost):
     assert report[-1].startswith(f"hint: atoll logs {run} --rank 2")
 
 
+@pytest.mark.process
 def test_the_report_of_a_lost_quorum_says_what_would_have_been_better(lost):
     cli, run = lost
     hint = cli("wait", run).stderr.splitlines()[-1]

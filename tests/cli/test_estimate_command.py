@@ -8,6 +8,8 @@ import pytest
 
 from repository import DOCS
 
+pytestmark = pytest.mark.docs
+
 PAGE = (DOCS / "planning.md").read_text()
 QUESTION = ["estimate", "--params", "8B", "--replicas", "16", "--inner-steps", "100", "--step-time", "2s"]
 

@@ -34,6 +34,7 @@ def test_version_says_which_one_this_is(cli, words):
     assert done.stdout.startswith(f"atoll {__version__}")
 
 
+@pytest.mark.process
 def test_help_and_version_load_no_more_than_a_bare_interpreter_and_this_package():
     code = "import sys; before = set(sys.modules); import atoll.cli.main; print(*sorted(set(sys.modules) - before))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -63,6 +64,7 @@ def test_help_of_a_command_is_on_stdout(inside):
     assert done.stderr == ""
 
 
+@pytest.mark.process
 def test_help_of_the_module_itself_works():
     done = subprocess.run([sys.executable, "-m", "atoll.cli.main"], capture_output=True, text=True, check=True)
     assert done.stdout == help_text()
@@ -77,6 +79,7 @@ def test_help_into_a_closed_pipe_is_quiet(cli):
     assert process.returncode == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["--no-such-option"], 2)])
 def test_the_package_can_be_run_as_a_module(words, code):
     done = subprocess.run([sys.executable, "-m", "atoll", *words], capture_output=True, text=True, check=False)

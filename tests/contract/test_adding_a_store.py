@@ -15,6 +15,8 @@ from atoll.stores import fast
 from atoll.testing.store_contract import StoreContract
 from repository import DOCS
 
+pytestmark = [pytest.mark.docs, pytest.mark.process]
+
 PAGE = (DOCS / "adding-a-store.md").read_text()
 
 

@@ -20,6 +20,8 @@ from atoll.testing.executor_contract import ExecutorContract
 from atoll.testing.scripted.bench import ScriptedBench
 from repository import DOCS
 
+pytestmark = pytest.mark.docs
+
 PAGE = (DOCS / "adding-an-executor.md").read_text()
 
 
@@ -67,6 +69,8 @@ def test_the_golden_case_of_the_page_is_one() -> None:
     Placement(**case["placement"])
 
 
+@pytest.mark.process
+@pytest.mark.server
 def test_an_entry_point_is_enough(tmp_path: Path) -> None:
     """A package of its own, installed as pip does it: found by name, and not loaded before it is used."""
     points = tomllib.loads(blocks("toml")[0])["project"]["entry-points"]["atoll.executors"]

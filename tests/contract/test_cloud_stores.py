@@ -6,18 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from atoll.registry import known
 from atoll.stores.base import Store
 from atoll.stores.cloud.store import CloudStore
 from atoll.testing.store_contract import NewStore, StoreContract
 from services.fault_proxy import Fault, FaultProxy, creates
 from services.stores import Service
-
-
-def registered(scheme: str) -> pytest.MarkDecorator:
-    """The contract opens stores by their URI, here and in other processes."""
-    return pytest.mark.skipif(scheme not in known("store"), reason=f"no registry row for {scheme}://")
-
 
 IMPATIENT = {"max_retries": 1, "retry_timeout_s": 5.0, "connect_timeout_s": 2.0}
 
@@ -76,7 +69,6 @@ class CloudContract(StoreContract):
         return proxied_store
 
 
-@registered("s3")
 class TestS3Store(CloudContract):
     wrong_credentials = ("AWS_SECRET_ACCESS_KEY", "wrong")
 
@@ -85,7 +77,6 @@ class TestS3Store(CloudContract):
         return seaweed
 
 
-@registered("az")
 class TestAzureStore(CloudContract):
     wrong_credentials = ("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=")
 
@@ -94,7 +85,6 @@ class TestAzureStore(CloudContract):
         return azurite
 
 
-@registered("gs")
 class TestGcsStore(CloudContract):
     wrong_credentials = ("GOOGLE_BEARER_TOKEN", "wrong")
 

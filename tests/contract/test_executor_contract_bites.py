@@ -150,6 +150,8 @@ BITES = [
 ]
 
 
+@pytest.mark.process
+@pytest.mark.server
 @pytest.mark.parametrize("bite", BITES, ids=str)
 def test_the_clause_rejects_the_adapter(bite: Bite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTRACT_VAULT", "hunter2 hunter3")
@@ -166,6 +168,8 @@ def test_a_field_that_is_not_in_the_table_fails_every_executor(tmp_path: Path, m
         ExecutorContract().test_e02_every_field_reaches_the_request_or_is_refused(LocalBench.below(tmp_path), "grace_s")
 
 
+@pytest.mark.process
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("source", "why"),
     [

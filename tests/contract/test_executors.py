@@ -11,6 +11,8 @@ from atoll.testing.bench import Bench, LocalBench
 from atoll.testing.executor_contract import ExecutorContract
 from atoll.testing.scripted.bench import ScriptedBench
 
+pytestmark = [pytest.mark.process, pytest.mark.server]
+
 
 class TestLocal(ExecutorContract):
     adapter = "atoll.executors.local.executor:LocalExecutor"

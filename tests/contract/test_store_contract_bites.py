@@ -301,6 +301,7 @@ def test_the_clause_rejects_the_store(broken: Callable[[], Store], clause: Calla
         clause(broken())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("broken", "clause"), ON_DISK, ids=lambda value: getattr(value, "__name__", None))
 def test_the_clause_rejects_the_store_on_disk(
     broken: Callable[[Path], Store], clause: Callable[[Store], None], tmp_path: Path
@@ -309,6 +310,7 @@ def test_the_clause_rejects_the_store_on_disk(
         clause(broken(tmp_path))
 
 
+@pytest.mark.process
 def test_a_create_that_only_looks_first_loses_the_race_of_processes(tmp_path: Path) -> None:
     """The broken store is installed as a plug-in, so that the racing processes open it by its URI."""
     plugin = tmp_path / "plugin"

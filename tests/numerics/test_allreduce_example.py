@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from repository import EXAMPLES
 
+pytestmark = [pytest.mark.process, pytest.mark.training]
+
 EXAMPLE = EXAMPLES / "allreduce_sgd.py"
 REPLICAS, STEPS = 2, 5
 

@@ -15,6 +15,8 @@ from atoll.errors import ConfigError, CorruptUpdate
 from atoll.stores.memory import MemoryStore
 from atoll.training.allreduce import ObjectStoreAllReduce, PartsDiffer, make_diloco_outer_loop
 
+pytestmark = pytest.mark.training
+
 ROUNDS, STEPS = 4, 3
 
 

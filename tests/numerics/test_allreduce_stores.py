@@ -25,7 +25,7 @@ def s3(seaweed: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     return seaweed
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=[pytest.mark.process, pytest.mark.server])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URI of an empty store."""
     if request.param == "file":
@@ -50,6 +50,7 @@ def test_means_by_name_job_after_job(place):
     assert [key.rpartition("/")[2] for key in store.list("allreduce/")] == ["000002.floor"]
 
 
+@pytest.mark.training
 def test_the_outer_loop(place):
     def body(ar: Any) -> bytes:
         model = small_model(seed=ar.rank)
@@ -65,6 +66,7 @@ def test_the_outer_loop(place):
     assert first == second
 
 
+@pytest.mark.training
 def test_diloco_of_torchft_gives_the_bits_it_gives_in_memory(place):
     with our_managers(2) as make:
         expected = run_diloco(make, 2)

@@ -18,6 +18,8 @@ from atoll.rounds.verify import verify
 from atoll.testing.fakes import FaultyStore
 from atoll.training.checkpoint import Checkpoint, Checkpoints
 
+pytestmark = pytest.mark.training
+
 
 @pytest.mark.parametrize("stop_after", [0, 5, 6, 7, 11, 17, 26])
 def test_an_interrupted_replica_ends_with_the_bits_of_one_that_was_not(stop_after):

@@ -10,6 +10,8 @@ import atoll
 from atoll.registry import open_store
 from atoll.rounds.verify import verify
 
+pytestmark = pytest.mark.process
+
 ROUNDS = 10
 POINTS = {
     "0": [

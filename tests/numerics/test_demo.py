@@ -9,6 +9,8 @@ import pytest
 
 from repository import EXAMPLES
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.slow
 def test_the_demo_ends_with_a_plot_and_a_summary(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,8 @@ import atoll
 from atoll.registry import open_store
 from atoll.rounds.verify import verify
 
+pytestmark = pytest.mark.training
+
 
 def data_parallel(world_size: int, steps: int, *, lr: float) -> nn.Module:
     """Synchronous data parallel training: the mean of all gradients in every step."""

@@ -77,6 +77,7 @@ def test_steps_names_what_is_wrong_before_the_first_batch(given, named, words):
     assert refused.message.startswith("DiLoCo.steps is not valid: 1 problem\n")
 
 
+@pytest.mark.training
 def test_steps_takes_numbers_of_numpy():
     model, inner, ctx = toy()
     with atoll.DiLoCo(model, inner, ctx, inner_steps=1) as outer:

@@ -20,6 +20,8 @@ from atoll.rounds.records import Agreement
 from atoll.rounds.verify import verify
 from atoll.training.model import ModelVector
 
+pytestmark = pytest.mark.training
+
 
 def seeded(model: nn.Module, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)

@@ -14,6 +14,8 @@ import atoll
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.training.inner import StepCounter
 
+pytestmark = pytest.mark.training
+
 
 def alone(inner_steps: int, steps: int, *, is_local_only: bool = True) -> None:
     """One replica that takes so many optimizer steps and leaves."""

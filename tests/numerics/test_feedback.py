@@ -16,6 +16,8 @@ from atoll.rounds.verify import verify
 from atoll.testing.fakes import FaultyStore
 from atoll.training.feedback import ErrorFeedback, is_wanted
 
+pytestmark = pytest.mark.training
+
 ROOM = 150_000  # more than two tiles, and no multiple of one
 
 

@@ -19,6 +19,8 @@ from atoll.rounds.records import Agreement
 from atoll.rounds.verify import verify
 from atoll.training.model import balanced
 
+pytestmark = pytest.mark.training
+
 STEPS = 60
 
 

@@ -26,6 +26,8 @@ from atoll.rounds.keys import RoundKeys
 from atoll.rounds.verify import verify
 from atoll.testing.fakes import FaultyStore
 
+pytestmark = [pytest.mark.process, pytest.mark.training]
+
 STREAMS = {
     "fragments": {"inner_steps": 6, "fragments": 3},
     "delay": {"inner_steps": 4, "delay": 2},

@@ -15,6 +15,8 @@ from atoll.registry import open_store
 from services.fault_proxy import Fault, FaultProxy
 from services.stores import Service
 
+pytestmark = pytest.mark.training
+
 COUNT, ROUNDS = 3, 6
 STREAMS = {
     "blocking": {"inner_steps": 2},

@@ -17,6 +17,8 @@ from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
 from atoll.training.torchft.manager import Manager
 
+pytestmark = pytest.mark.training
+
 EVERY, ROUNDS = 4, 8
 
 

@@ -35,6 +35,7 @@ def numbers(rank: int) -> torch.Tensor:
     return torch.arange(5.0) + 10 * rank
 
 
+@pytest.mark.process
 def test_it_needs_no_torchft():
     code = "import sys, atoll.training.torchft; print([m for m in sys.modules if m.split('.')[0] == 'torchft'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -403,6 +404,7 @@ def diloco(manager: Manager, model: nn.Module, **options: Any) -> Any:
     return inner, local_sgd.DiLoCo(manager, [model], inner, outer, **{"sync_every": 2, **options})
 
 
+@pytest.mark.training
 def test_buckets_that_would_lose_tensors_are_refused_and_a_needless_one_is_warned_of():
     with our_managers(1) as make:
         with pytest.raises(ConfigError) as caught:
@@ -424,6 +426,7 @@ def test_buckets_that_would_lose_tensors_are_refused_and_a_needless_one_is_warne
     assert bits(weights(plain)) == bits(weights(model)), "one bucket is averaged rightly"
 
 
+@pytest.mark.training
 def test_training_goes_on_after_a_failed_exchange_and_replicas_still_agree():
     """Replica 1 cannot publish one of its rounds: it goes back to the global weights, trains on and tries again."""
     shared = MemoryStore()

@@ -24,6 +24,8 @@ from torchft_replicas import (
     weights,
 )
 
+pytestmark = [pytest.mark.process, pytest.mark.training]
+
 SHAPES = {"whole": {}, "fragments": {"is_split": True}, "streaming": STREAMING}
 
 

@@ -33,6 +33,8 @@ from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
 from atoll.training.torchft.manager import Manager, RoundMeter
 
+pytestmark = pytest.mark.training
+
 EVERY, DELAY, STEPS = 3, 1, 30
 """One fragment every three steps, applied one step after it was sent; as in `run_diloco` with two fragments."""
 

@@ -15,6 +15,8 @@ import atoll
 from atoll.rounds.codecs.base import codec, codec_names
 from repository import DOCS, EXAMPLES
 
+pytestmark = [pytest.mark.docs, pytest.mark.training]
+
 PAGE = (DOCS / "training.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 

@@ -244,6 +244,7 @@ finally:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("turn", range(3))
 def test_who_is_interrupted_while_waiting_for_others_can_end(turn: int) -> None:
     here = Path(__file__)

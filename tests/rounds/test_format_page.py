@@ -15,6 +15,8 @@ import xxhash
 
 from repository import ROOT
 
+pytestmark = pytest.mark.docs
+
 PAGE = ROOT / "FORMAT.md"
 
 

@@ -14,6 +14,8 @@ import pytest
 from atoll.errors import ConfigError, Unsupported
 from atoll.serverless import LocalProcessExecutor, ReplicaHandle, ServerlessExecutor
 
+pytestmark = pytest.mark.process
+
 LIMIT_S = 60.0
 
 

@@ -163,6 +163,7 @@ def test_a_foreign_handle_is_refused(executor):
         executor.poll(ReplicaHandle(0, "local", {}))
 
 
+@pytest.mark.process
 def test_importing_the_protocol_needs_no_boto3():
     code = (
         "import sys, atoll.serverless; print([n for n in sys.modules if n in ('boto3', 'atoll.serverless.sagemaker')])"

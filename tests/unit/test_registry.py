@@ -107,6 +107,7 @@ def test_a_folder_that_is_called_so_is_that_folder(tmp_path):
     assert (opened.root, opened.recycles) == (tmp_path / "a?recycle=1", False)
 
 
+@pytest.mark.process
 def test_third_parties_add_adapters_by_entry_point_and_a_broken_one_harms_nobody(tmp_path: Path):
     (tmp_path / "theirs.py").write_text(
         "class Theirs:\n    name = 'theirs'\n"

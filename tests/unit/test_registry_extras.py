@@ -81,6 +81,7 @@ def test_a_copy_of_the_clone_one_stands_in_is_extended_from_here(tmp_path, monke
     assert registry.requirement(module, "[train]") == "'.[train]'"
 
 
+@pytest.mark.process
 def test_an_estimate_needs_no_more_than_the_core() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('numpy', 'torch', 'xxhash', 'obstore', 'fsspec')))\n"
@@ -92,6 +93,7 @@ def test_an_estimate_needs_no_more_than_the_core() -> None:
         assert value in done.stdout.splitlines()[0]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("package", ["numpy", "torch", "xxhash"])
 def test_a_name_that_needs_training_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import atoll; atoll.DiLoCo"

@@ -23,6 +23,8 @@ from atoll.replica.spool import Spool
 from atoll.runs.run import Run, prepare
 from atoll.status import Reason, ReplicaState
 
+pytestmark = pytest.mark.process
+
 LIMIT_S = 60.0
 
 HOSTILE = """

@@ -21,6 +21,8 @@ from atoll.runs.run import Run
 from atoll.status import Reason, ReplicaState
 from repository import TESTS
 
+pytestmark = pytest.mark.process
+
 LIMIT_S = 60.0
 
 

@@ -141,6 +141,7 @@ def test_a_deleted_job_gives_its_name_back(sagemaker):
     assert made["TrainingJobArn"].endswith("/job")
 
 
+@pytest.mark.process
 def test_it_starts_by_itself_and_leaves_when_told():
     command = [sys.executable, "-m", "services.sagemaker"]
     process = subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True, env={**os.environ})

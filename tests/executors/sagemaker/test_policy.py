@@ -15,6 +15,8 @@ from atoll.errors import Conflict, SubmitError
 from atoll.spec import Placement
 from repository import DOCS
 
+pytestmark = pytest.mark.docs
+
 PAGE = DOCS / "sagemaker.md"
 WITH_A_CREATE = {"iam:PassRole", "sagemaker:AddTags"}
 """Checked by AWS inside CreateTrainingJob; never calls of their own."""

@@ -13,6 +13,8 @@ from workspace_trees import by_git, by_walk, forget_git_settings, git, listed, n
 from atoll.bundle.files import list_files
 from atoll.errors import ConfigError
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def _plain_git(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from workspace_trees import by_git, by_walk, clear, forget_git_settings, git, plant
 
+pytestmark = pytest.mark.process
+
 FILES = [
     "a",
     "b.py",

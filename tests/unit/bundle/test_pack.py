@@ -251,6 +251,7 @@ def test_the_name_of_the_file_written_to_is_not_in_the_bytes(tmp_path: Path) -> 
     assert named.read_bytes() == unnamed.getvalue()
 
 
+@pytest.mark.process
 def test_importing_the_module_loads_nothing_heavy() -> None:
     heavy = ["pathspec", "tarfile", "subprocess", "gzip", "tempfile", "shutil", "mmap"]
     code = f"import sys, atoll.bundle; print([m for m in {heavy} if m in sys.modules])"
@@ -265,6 +266,7 @@ def test_no_file_handle_is_left_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.process
 def test_the_page_about_it_runs(tmp_path: Path) -> None:
     page = (DOCS / "workspace.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]

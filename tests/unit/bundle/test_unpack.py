@@ -360,6 +360,7 @@ print(sum(len(path.read_bytes()) for path in root.rglob("*") if path.is_file()))
 """
 
 
+@pytest.mark.process
 def test_many_processes_at_once_share_one_folder(tmp_path: Path) -> None:
     data = archive(*(file(f"d/{n}", os.urandom(20_000)) for n in range(100)))
     digest = hashlib.sha256(data).hexdigest()

@@ -378,6 +378,7 @@ def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Fuse
         pytest.skip("nobody was late, so nothing was tried")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("right", "wrong", "what"),
     [

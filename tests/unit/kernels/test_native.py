@@ -16,6 +16,7 @@ from atoll.kernels import NUMPY, native, quiet
 from atoll.kernels.native import NativeKernels, NotUsable
 from atoll.rounds.codecs.base import codec
 from atoll.rounds.codecs.blocks import BlockCodec, PlainBlocks, agrees_with_numpy
+from tiers import allowing
 
 BLOCKS = ["int8", "int4"]
 FACTORS = [None, np.float32(0.3), np.float32(-2.5e-7)]
@@ -75,7 +76,7 @@ def compiled(
         return request.getfixturevalue("native_kernels")
     request.getfixturevalue("native_library")  # skips without a compiler
     library = tmp_path_factory.mktemp("baseline") / "_native.so"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, allowing("process"):
         patch.delenv("ATOLL_PURE", raising=False)
         patch.setattr(build_hook, "FLAGS", (*build_hook.FLAGS, "-DATOLL_BASELINE"))
         build_hook.compile_library(native.SOURCE, library)
@@ -229,6 +230,7 @@ def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
         native.load(library)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("right", "wrong", "what"),
     [
@@ -273,6 +275,7 @@ print(atoll.kernels.current().name)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_pure", [True, False])
 def test_nothing_is_loaded_before_it_is_needed(is_pure: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_PURE", str(int(is_pure)))

@@ -14,6 +14,8 @@ import pytest
 from atoll.kernels import native
 from repository import ROOT
 
+pytestmark = pytest.mark.process
+
 LIBRARY = "atoll/kernels/_native.so"
 LIBRARIES = {LIBRARY, "atoll/kernels/_fused.so"}
 

@@ -45,6 +45,7 @@ def test_the_fused_multiply_add_rounds_once(a: float, b: float, c: float) -> Non
     assert float(got[0]) == rounded_once(Fraction(a) * Fraction(b) + Fraction(c))
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (1.0, 0.0), (0.4, 0.0), (0.1, 0.99)])
 def test_the_step_is_that_of_torch_bit_for_bit(lr: float, momentum: float) -> None:
     import torch

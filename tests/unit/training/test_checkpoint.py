@@ -80,6 +80,7 @@ def test_odd_values_come_back():
     assert not back["grad"].requires_grad
 
 
+@pytest.mark.training
 def test_an_optimizer_comes_back():
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1, amsgrad=True)

@@ -38,6 +38,7 @@ def test_every_epoch_and_seed_has_an_order_of_its_own():
     assert shard(5, rank=0, world_size=1, seed=None) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 4, 5, 7])
 def test_a_loader_goes_on_where_another_one_was_stopped(workers, stop):

@@ -18,6 +18,8 @@ from atoll.stores.cloud.store import CloudStore
 from services.certificates import certificate
 from services.fake_aws import FakeAws
 
+pytestmark = [pytest.mark.process, pytest.mark.server]
+
 
 @pytest.fixture
 def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAws]:

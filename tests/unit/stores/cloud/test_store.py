@@ -19,6 +19,8 @@ from atoll.testing.fakes import FakeClock
 from services.fault_proxy import Fault, FaultProxy, creates
 from services.gcs_shim import GcsShim
 
+pytestmark = [pytest.mark.process, pytest.mark.server]
+
 TOKEN = {"bearer_token": "t"}
 
 

@@ -261,6 +261,7 @@ def test_options_for_obstore_and_proxies_switch_the_straight_way_off(
     assert way() == ["GET header"]
 
 
+@pytest.mark.server
 def test_a_store_that_signs_nothing_reads_without_a_signature() -> None:
     with FakeAws() as aws, FaultProxy(aws.url) as proxy:
         store = CloudStore.from_uri(f"s3://bucket?endpoint={proxy.url}&anonymous=true")
@@ -269,6 +270,7 @@ def test_a_store_that_signs_nothing_reads_without_a_signature() -> None:
         assert asked(proxy) == ["PUT header", "GET header"]
 
 
+@pytest.mark.server
 def test_temporary_credentials_are_in_the_signed_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "TEMPORARY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")

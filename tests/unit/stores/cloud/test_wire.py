@@ -22,6 +22,8 @@ from atoll.testing.store_contract import pattern, read_unevenly
 from services.certificates import certificate
 from services.scripted_s3 import ScriptedS3, reset
 
+pytestmark = [pytest.mark.process, pytest.mark.server]
+
 DATA = pattern(2_000_001)
 HALF = 1_000_000
 

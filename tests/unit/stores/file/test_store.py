@@ -90,6 +90,7 @@ def test_old_leftovers_are_swept_and_young_ones_are_not(tmp_path: Path) -> None:
     assert [path.name for path in temp.iterdir()] == ["young"]
 
 
+@pytest.mark.process
 def test_a_writer_killed_in_the_middle_leaves_the_old_object(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put("a.bin", b"old")
@@ -225,6 +226,7 @@ def test_an_unknown_option_is_refused() -> None:
         FileStore.from_uri("/tmp/a", region="x")
 
 
+@pytest.mark.process
 def test_a_forked_child_has_unfinished_files_of_its_own(tmp_path: Path) -> None:
     store = FileStore(tmp_path, recycle=True)
     ours, theirs = os.pipe()
