@@ -72,6 +72,7 @@ def test_the_toy_is_a_codec_like_the_others() -> None:
     assert codec_names() == ["fp32", "bf16", "int8", "int4", "half"]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(("world_size", "tuning"), [(2, QUICK), (3, SCATTERED)])
 @pytest.mark.parametrize(("codec", "mean_codec"), [("half", None), ("half", "int8"), ("fp32", "half")])
 def test_replicas_train_with_the_toy_and_the_run_verifies(

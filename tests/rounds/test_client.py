@@ -225,7 +225,7 @@ INTERRUPTED = """
 import signal, sys, threading
 import numpy as np
 from {module} import LAYOUT, client
-from atoll.rounds.layout import Parts
+from atoll.rounds.layout import ArrayVector
 from atoll.stores.memory import MemoryStore
 
 def leave(*_):
@@ -237,7 +237,7 @@ alone.join([np.zeros(t.size, np.float32).data.cast("B") for t in LAYOUT.tensors]
 values = np.zeros(LAYOUT.size, np.float32)
 signal.setitimer(signal.ITIMER_REAL, 0.3)
 try:
-    alone.exchange(0, Parts([values]), weight=1.0, out=Parts([values]))
+    alone.exchange(0, ArrayVector([values]), weight=1.0, out=ArrayVector([values]))
 finally:
     alone.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("atoll-round")]

@@ -88,6 +88,7 @@ def test_a_finished_run_can_be_replayed_from_its_first_round(case: Case, tmp_pat
     assert asdict(final) == EXPECTED["cases"][case.name]["finished"]
 
 
+@pytest.mark.training
 @cases
 def test_a_stopped_run_is_continued_to_the_same_bits(case: Case, tmp_path: Path) -> None:
     store = copied(tmp_path, f"runs/{case.stopped}")
@@ -101,6 +102,7 @@ def test_a_stopped_run_is_continued_to_the_same_bits(case: Case, tmp_path: Path)
     assert found["first_round"] + found["rounds"] == case.rounds
 
 
+@pytest.mark.training
 @cases
 def test_the_same_training_writes_the_same_objects(case: Case, tmp_path: Path) -> None:
     """Old code must read what new code writes, so members of records and headers are compared as well."""
@@ -126,11 +128,13 @@ def test_each_commit_of_a_run_names_the_one_before_it(case: Case) -> None:
         assert named[0] == xxhash.xxh3_128_hexdigest(opened.get(f"{prefix}agreement.json"))
 
 
+@pytest.mark.process
 def test_the_verify_command_reads_the_store() -> None:
     done = atoll_command("verify", "scatter-int8-finished", "--store", STORE, "--json")
     assert done["data"].items() >= EXPECTED["cases"]["scatter-int8"]["verified"].items()
 
 
+@pytest.mark.process
 def test_the_trace_command_reads_metrics_and_events(tmp_path: Path) -> None:
     atoll_command("trace", "rejected-finished", "--store", STORE, "-o", str(tmp_path / "trace.json"), "--json")
     drawn = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

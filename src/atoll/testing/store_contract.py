@@ -37,7 +37,7 @@ from atoll.registry import open_store
 from atoll.stores.base import Buffer, Store
 from atoll.stores.fast import Body, HashedWhileWritten, open_body, recycles
 
-BOMB = b"catoll.testing._unpickling\nexplode\n(tR."
+BOMB = b"catoll.testing.store_contract\nexplode\n(tR."
 """A pickle that calls `explode`: whoever unpickles it, by whatever route, is found out."""
 
 
