@@ -39,6 +39,7 @@ Problems that do not depend on each other, told together: nobody should mend one
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from atoll.result import RunResult
+
+logging.getLogger("atoll").addHandler(logging.NullHandler())  # here, because every other module imports this one
 
 _SIMILAR = 0.75
 """difflib's ratio from which a name counts as a misspelling: one wrong letter of four."""

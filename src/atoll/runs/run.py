@@ -5,6 +5,7 @@ The parts of preparing a run that look at the user's code: how replicas get it, 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
+
+log = logging.getLogger("atoll.runs")
 
 
 def _working_folder() -> str:
@@ -170,6 +173,7 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
     record = journal.read_run(opened, run_id)
     found = handle or journal.read_handle(opened, run_id)
     executor = registry.executor(record["executor"], **(settings or {}))
+    log.debug("run %s: attached to %s on %s", run_id, found or "no handle", executor.name)
     return Run(RunSpec.from_json(record["spec"]), executor, opened, found)
 
 
@@ -201,14 +205,20 @@ class Draft:
         if handle is None:
             self.preflight()
             self._upload()
+        else:
+            log.info("run %s exists already: adopt it", run_id)
         journal.record_run(self.store, self.spec, executor=self.executor.name)
         if handle is None and journal.is_cancelled(self.store, run_id):
+            log.info("run %s was cancelled before it started: submit nothing", run_id)
             return Run(self.spec, self.executor, self.store, None)
         if handle is None:
             journal.record_intent(self.store, run_id, self.plan.request)
+            log.debug("run %s: submit %d replicas to %s", run_id, self.spec.placement.replicas, self.executor.name)
             handle = journal.record_handle(self.store, run_id, self.executor.submit(self.plan))
+            log.info("run %s: started on %s as %s", run_id, self.executor.name, handle)
             if journal.is_cancelled(self.store, run_id):
-                self.executor.cancel(handle)  # somebody changed their mind while we were starting it
+                log.info("run %s was cancelled while it started: stop it", run_id)
+                self.executor.cancel(handle)
         index.remember(run_id, self.store.uri, str(handle))
         return Run(self.spec, self.executor, self.store, handle)
 
@@ -304,17 +314,20 @@ class Run:
 
     def _cancel(self, why: str) -> None:
         status = self.status(progress=False)
+        log.info("run %s is %s: cancel it", self.id, status.state)
         if not status.is_terminal:
             ended = (r.rank for r in status.replicas if r.state.is_terminal and r.state is not ReplicaState.LOST)
             journal.record_cancel(self.store, self.id, Cancel(why, tuple(ended)))
         self._handle = self._handle or journal.read_handle(self.store, self.id)
         if self._handle is None and journal.has_intent(self.store, self.id):
-            # A launcher died between intent and handle. Submitting again adopts whatever it started.
+            # A launcher died between intent and handle. Submitting again adopts what it started.
+            log.info("run %s has an intent and no handle: submit it again, then cancel", self.id)
             plan = self.plan()
             journal.check_intent(self.store, self.id, plan.request)
             self._handle = journal.record_handle(self.store, self.id, self.executor.submit(plan))
         if self._handle is not None:
             self.executor.cancel(self._handle)
+            log.info("run %s: nothing of it runs any more", self.id)
 
     def result(self) -> RunResult:
         """How every rank ended and what it returned. Raises `WaitTimeout` if the run is not over."""
