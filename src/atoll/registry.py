@@ -1,8 +1,6 @@
-"""Names to adapters: built in, or added by third parties through entry points. Each is imported on first use.
+"""Executors and stores by name, built in or from entry points of other packages; each is imported on first use.
 
-How to install what is missing: the one place that words it, right for a checkout, a copy of one, and a package.
-
-Optional packages, imported when they are first needed.
+Also the import of optional packages (`require`), and the `pip` command that installs what is missing.
 """
 
 from __future__ import annotations
@@ -23,81 +21,6 @@ if TYPE_CHECKING:
     from atoll.stores.base import Store
 
 
-def install_command(extra: str) -> str:
-    """The command that brings an extra of Atoll, such as `pip install 'atoll[train]'`."""
-    return f"pip install {requirement(Path(__file__), f'[{extra}]')}"
-
-
-def reinstall_command() -> str:
-    """The command that builds and installs Atoll itself once more."""
-    return f"pip install --force-reinstall --no-deps {requirement(Path(__file__))}"
-
-
-def requirement(module: Path, extra: str = "") -> str:
-    """What pip is told to install the Atoll that this file belongs to, from where it came."""
-    import shlex
-
-    root = checkout(module)
-    if root is not None:
-        return f"-e {shlex.quote(f'{_from_here(root)}{extra}')}"
-    return shlex.quote(_named(_direct_url(module), extra))
-
-
-def checkout(module: Path) -> Path | None:
-    """The folder of the clone that this file of ours runs from; None if it is an installed copy."""
-    source = module.absolute().parents[1]
-    return source.parent if source.name == "src" and (source.parent / "pyproject.toml").is_file() else None
-
-
-def _named(origin: dict[str, Any], extra: str) -> str:
-    """A requirement in the words of pip: the name alone is for who has it from an index."""
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    url = str(origin.get("url", ""))
-    if not url:
-        return f"atoll{extra}"
-    if url.startswith("file://") and "vcs_info" not in origin:
-        return f"{_from_here(Path(url2pathname(urlsplit(url).path)))}{extra}"
-    vcs = origin.get("vcs_info", {})
-    prefix = f"{vcs['vcs']}+" if "vcs" in vcs else ""
-    revision = f"@{vcs['requested_revision']}" if "requested_revision" in vcs else ""
-    return f"atoll{extra} @ {prefix}{url}{revision}"
-
-
-def _direct_url(module: Path) -> dict[str, Any]:
-    """What pip wrote down of where it got this copy from; empty if from an index, or if nobody wrote it down."""
-    import json
-    from importlib.metadata import distributions
-
-    folder = str(module.absolute().parents[1])
-    for found in distributions(name="atoll", path=[folder]):
-        try:
-            written = json.loads(found.read_text("direct_url.json") or "{}")
-        except ValueError:
-            return {}
-        return written if isinstance(written, dict) else {}
-    return {}
-
-
-def _from_here(root: Path) -> str:
-    try:
-        return "." if os.path.samefile(root, os.curdir) else str(root)
-    except OSError:  # the working folder was deleted, or the clone
-        return str(root)
-
-
-def require(module: str, *, extra: str) -> ModuleType:
-    """The module, or `MissingExtra` naming the extra that brings it. An error inside the module stays what it is."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as exc:
-        package = module.partition(".")[0]
-        if exc.name is None or exc.name.partition(".")[0] != package:
-            raise
-        raise MissingExtra(package, extra=extra) from exc
-
-
 class Row(NamedTuple):
     """Where an adapter lives, and which extra it needs."""
 
@@ -109,7 +32,6 @@ EXECUTORS: dict[str, Row] = {
     "local": Row("atoll.executors.local.executor:LocalExecutor"),
     "sagemaker": Row("atoll.executors.sagemaker.executor:SageMakerTrainingExecutor", "sagemaker"),
 }
-
 STORES: dict[str, Row] = {
     "memory": Row("atoll.stores.memory:MemoryStore"),
     "file": Row("atoll.stores.file.store:FileStore"),
@@ -119,10 +41,8 @@ STORES: dict[str, Row] = {
     "az": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
     "azure": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
 }
-
 ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")
 """For a scheme that nobody has claimed, if fsspec knows it."""
-
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.S)
 """What becomes of an address in a `Path`: `s3:/bucket`."""
 _NEARLY = re.compile(rf"({'|'.join(STORES)}):(?!//)/?(.+)", re.S)
@@ -216,3 +136,78 @@ def _plugins(kind: str) -> dict[str, Row]:
     from importlib.metadata import entry_points
 
     return {point.name: Row(point.value) for point in entry_points(group=f"atoll.{kind}s")}
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """The module, or `MissingExtra` naming the extra that brings it. An error inside the module stays what it is."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        package = module.partition(".")[0]
+        if exc.name is None or exc.name.partition(".")[0] != package:
+            raise
+        raise MissingExtra(package, extra=extra) from exc
+
+
+def install_command(extra: str) -> str:
+    """The command that brings an extra of Atoll, such as `pip install 'atoll[train]'`."""
+    return f"pip install {requirement(Path(__file__), f'[{extra}]')}"
+
+
+def reinstall_command() -> str:
+    """The command that builds and installs Atoll itself once more."""
+    return f"pip install --force-reinstall --no-deps {requirement(Path(__file__))}"
+
+
+def requirement(module: Path, extra: str = "") -> str:
+    """What pip is told to install the Atoll that this file belongs to, from where it came."""
+    import shlex
+
+    root = checkout(module)
+    if root is not None:
+        return f"-e {shlex.quote(f'{_from_here(root)}{extra}')}"
+    return shlex.quote(_named(_direct_url(module), extra))
+
+
+def checkout(module: Path) -> Path | None:
+    """The folder of the clone that this file of ours runs from; None if it is an installed copy."""
+    source = module.absolute().parents[1]
+    return source.parent if source.name == "src" and (source.parent / "pyproject.toml").is_file() else None
+
+
+def _named(origin: dict[str, Any], extra: str) -> str:
+    """A requirement in the words of pip: the name alone is for who has it from an index."""
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    url = str(origin.get("url", ""))
+    if not url:
+        return f"atoll{extra}"
+    if url.startswith("file://") and "vcs_info" not in origin:
+        return f"{_from_here(Path(url2pathname(urlsplit(url).path)))}{extra}"
+    vcs = origin.get("vcs_info", {})
+    prefix = f"{vcs['vcs']}+" if "vcs" in vcs else ""
+    revision = f"@{vcs['requested_revision']}" if "requested_revision" in vcs else ""
+    return f"atoll{extra} @ {prefix}{url}{revision}"
+
+
+def _direct_url(module: Path) -> dict[str, Any]:
+    """What pip wrote down of where it got this copy from; empty if from an index, or if nobody wrote it down."""
+    import json
+    from importlib.metadata import distributions
+
+    folder = str(module.absolute().parents[1])
+    for found in distributions(name="atoll", path=[folder]):
+        try:
+            written = json.loads(found.read_text("direct_url.json") or "{}")
+        except ValueError:
+            return {}
+        return written if isinstance(written, dict) else {}
+    return {}
+
+
+def _from_here(root: Path) -> str:
+    try:
+        return "." if os.path.samefile(root, os.curdir) else str(root)
+    except OSError:  # the working folder was deleted, or the clone
+        return str(root)

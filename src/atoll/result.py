@@ -1,9 +1,8 @@
-"""What came out of a run: one outcome per rank, and the verdict on all of them.
+"""The result of a run: one outcome for each rank, and the text that explains a failure. Pure.
 
-What a failed run says to a person: every way it failed once, with the ranks that failed so. Pure.
-
-Who failed on its own comes first; those who ended because of others come after. Of a long traceback or message both
-ends are shown: it begins where the trouble began, and ends with what it was.
+The text groups ranks that failed in the same way. Ranks that failed by themselves come before ranks that ended because
+of others. A long traceback or message is shortened in the middle: it begins where the error was raised and ends with
+the message.
 """
 
 from __future__ import annotations
@@ -16,8 +15,15 @@ from atoll import errors
 from atoll.errors import RunFailed
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 
+RESTARTS = "`--max-restarts N`"
 _LAST_LINE_CHARS = 2000
 """A progress bar can make a single line of a whole log."""
+_MOST_WAYS = 8
+_FIRST_LINES, _LAST_LINES = 10, 20
+_MESSAGE_LINES = 5
+"""Of each end of a message below a traceback: the frame that raised it must stay in sight."""
+_LINE_CHARS = 2000
+"""A message can be a single line as long as a log."""
 
 
 @dataclass(frozen=True)
@@ -179,15 +185,6 @@ def last_lines(lines: Callable[[], Iterable[str]], count: int = 5) -> tuple[str,
         return (f"[no log: {exc.message}]",)
 
 
-RESTARTS = "`--max-restarts N`"
-_MOST_WAYS = 8
-_FIRST_LINES, _LAST_LINES = 10, 20
-_MESSAGE_LINES = 5
-"""Of each end of a message below a traceback: the frame that raised it must stay in sight."""
-_LINE_CHARS = 2000
-"""A message can be a single line as long as a log."""
-
-
 def failure_text(run_id: str, outcomes: Sequence[ReplicaOutcome], *, rounds: int = 0) -> str:
     """How many replicas did not succeed, whether that matters, and how each of them ended, the cause first."""
     failed = [outcome for outcome in outcomes if outcome.state is not ReplicaState.SUCCEEDED]
@@ -289,6 +286,29 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank {listed}" if listed.isdecimal() else f"ranks {listed}"
 
 
+def _way(outcome: ReplicaOutcome) -> Iterator[str]:
+    """How a rank ended, in words that do not say which rank it is."""
+    message, *more = outcome.message.strip().splitlines() or ["no reason given"]
+    yield _head(outcome, _cut(message))
+    error = outcome.error
+    if error is None or not error.traceback or outcome.reason in (Reason.CANCELLED, Reason.TIMEOUT):
+        yield from _indented(more)
+        yield from (f"    | {line}" for line in outcome.last_lines)
+        return
+    if error.message not in outcome.message:  # else the traceback ends with all of it
+        yield from _indented(more)
+    yield from _raised(error)
+
+
+def _head(outcome: ReplicaOutcome, message: str) -> str:
+    """State, reason, exit code and message, each said once: `cancelled on request` is all three."""
+    state, reason = str(outcome.state), str(outcome.reason)
+    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
+    if reason != state:
+        return f"{state}, {reason}{code}: {message}"
+    return f"{message}{code}" if message.startswith(state) else f"{state}{code}: {message}"
+
+
 def _raised(error: ErrorReport) -> Iterator[str]:
     """A traceback, its frames and its message each cut in the middle: where it was raised is just between the two."""
     text = error.traceback.rstrip()
@@ -316,26 +336,3 @@ def _indented(lines: Sequence[str], first: int = _FIRST_LINES, last: int = _LAST
 def _cut(line: str) -> str:
     half = _LINE_CHARS // 2
     return line if len(line) <= _LINE_CHARS else f"{line[:half]} … {line[-half:]}"
-
-
-def _head(outcome: ReplicaOutcome, message: str) -> str:
-    """State, reason, exit code and message, each said once: `cancelled on request` is all three."""
-    state, reason = str(outcome.state), str(outcome.reason)
-    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
-    if reason != state:
-        return f"{state}, {reason}{code}: {message}"
-    return f"{message}{code}" if message.startswith(state) else f"{state}{code}: {message}"
-
-
-def _way(outcome: ReplicaOutcome) -> Iterator[str]:
-    """How a rank ended, in words that do not say which rank it is."""
-    message, *more = outcome.message.strip().splitlines() or ["no reason given"]
-    yield _head(outcome, _cut(message))
-    error = outcome.error
-    if error is None or not error.traceback or outcome.reason in (Reason.CANCELLED, Reason.TIMEOUT):
-        yield from _indented(more)
-        yield from (f"    | {line}" for line in outcome.last_lines)
-        return
-    if error.message not in outcome.message:  # else the traceback ends with all of it
-        yield from _indented(more)
-    yield from _raised(error)

@@ -23,7 +23,7 @@ def test_bytes_have_three_digits(amount, shown):
      ("1T", 1e12), (7, 7.0)],
 )  # fmt: skip
 def test_counts(written, meant):
-    assert units.count(written) == meant
+    assert units.parse_count(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_counts(written, meant):
     [("64MiB", 64 << 20), ("500MB", 5e8), ("4k", 4e3), ("8388608", 8388608), ("2GB", 2e9), ("1gib", 1 << 30), (5, 5.0)],
 )
 def test_amounts(written, meant):
-    assert units.amount(written) == meant
+    assert units.parse_size(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -40,22 +40,22 @@ def test_amounts(written, meant):
      ("1GiB/s", float(1 << 30)), ("10gb/s", 10e9 / 8), ("10GB", 10e9), ("800bit", 100.0), (3.0, 3.0)],
 )  # fmt: skip
 def test_rates_tell_bits_from_bytes(written, meant):
-    assert units.rate(written) == meant
+    assert units.parse_rate(written) == meant
 
 
 @pytest.mark.parametrize("written", ["", "B", "8X", "eight", "-8B", "8BB", "nan"])
 def test_what_is_no_count_is_refused_with_an_example(written):
     with pytest.raises(ValueError, match="350M"):
-        units.count(written)
+        units.parse_count(written)
 
 
 @pytest.mark.parametrize("written", ["25", "25G", "fast", "-1Gbit", "25Gbyte/h"])
 def test_a_rate_without_a_unit_is_refused(written):
     with pytest.raises(ValueError, match="`25Gbit`"):
-        units.rate(written)
+        units.parse_rate(written)
 
 
 @pytest.mark.parametrize("written", ["", "MiB", "4 potatoes", "-4k"])
 def test_what_is_no_amount_is_refused(written):
     with pytest.raises(ValueError, match="64MiB"):
-        units.amount(written)
+        units.parse_size(written)

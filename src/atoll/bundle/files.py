@@ -1,14 +1,8 @@
-"""Which files of a folder belong to the bundle: asked of git where it can answer, else found by walking.
+"""The files of a folder that belong in a bundle: listed by git in a repository, else found by a walk.
 
-What counts as a git repository on disk, without asking git.
-
-Asking git which files of a folder count: what it tracks, and what it neither tracks nor ignores.
-
-Parses the lines of an ignore file and matches paths byte for byte as git does. Pure.
-
-`docs/decisions/0007-ignore-patterns.md` compares git, `pathspec` and this module. The tests compare it with git.
-
-The ignore files of a folder tree, and which paths they exclude. Each file is read once, when first needed.
+Git's list and the walk give the same files: `Ignore` reads `.gitignore` files and matches paths byte for byte as git
+does (`docs/decisions/0007-ignore-patterns.md` compares git, `pathspec` and this module; tests compare it with git).
+`.atollignore` has the same syntax and applies to both.
 """
 
 from __future__ import annotations
@@ -22,6 +16,86 @@ from dataclasses import dataclass
 from itertools import islice
 
 from atoll.errors import ConfigError
+
+OWN_IGNORE_FILE = b".atollignore"
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+_TIMEOUT_S = 300.0
+# Set inside git hooks and by some tools: they would make git answer for another repository than the folder's own.
+_MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"}
+_MISLEADING |= {"GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CEILING_DIRECTORIES"}
+_SPECIAL = re.compile(rb"[*?\[\\]")
+_ASCII = [chr(code) for code in range(128)]
+_CLASSES = {
+    b"alnum": {c for c in _ASCII if c.isalnum()},
+    b"alpha": {c for c in _ASCII if c.isalpha()},
+    b"blank": {" ", "\t"},
+    b"cntrl": {c for c in _ASCII if not c.isprintable()},
+    b"digit": {c for c in _ASCII if c.isdigit()},
+    b"graph": {c for c in _ASCII if c.isprintable() and c != " "},
+    b"lower": {c for c in _ASCII if c.islower()},
+    b"print": {c for c in _ASCII if c.isprintable()},
+    b"punct": {c for c in _ASCII if c.isprintable() and c != " " and not c.isalnum()},
+    b"space": {" ", "\t", "\n", "\r"},
+    b"upper": {c for c in _ASCII if c.isupper()},
+    b"xdigit": set("0123456789abcdefABCDEF"),
+}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Paths relative to the folder, sorted; `notes` says what a person may be surprised by."""
+
+    paths: tuple[bytes, ...]
+    source: str
+    """`git` or `walk`."""
+    notes: tuple[str, ...] = ()
+
+
+def list_files(root: bytes, *, at_most: int) -> Listing:
+    """Every file and link under `root` (absolute, real) that no ignore rule excludes; a walk stops after `at_most`."""
+    from shutil import which
+
+    own = Ignore(root, OWN_IGNORE_FILE, like_git=False)
+    top = work_tree_of(root)
+    if top is not None and (git := which("git")):
+        paths, notes = tracked_and_untracked(git, root, own)
+        return Listing(tuple(sorted(paths)), "git", tuple(notes))
+    missing = "git is not on PATH, so .gitignore decides alone: tracked files that it names are left out"
+    found = islice(walk(root, top or root, own), at_most)
+    return Listing(tuple(sorted(found)), "walk", (missing,) if top else ())
+
+
+def walk(root: bytes, top: bytes, own: Ignore) -> Iterator[bytes]:
+    """Everything under `root` but folders, without what `own` and the .gitignore files from `top` down exclude."""
+    rules = Ignore(top, b".gitignore", like_git=True)
+    prefix = b"" if root == top else os.path.relpath(root, top) + b"/"
+    folders = [b""]
+    while folders:
+        folder = folders.pop()
+        for entry in _entries(os.path.join(root, folder)):
+            path = os.path.join(folder, entry.name)
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.name == b".git" or rules.excludes(prefix + path, is_folder=is_folder):
+                continue
+            if own.excludes(path, is_folder=is_folder):
+                continue
+            if is_folder:
+                folders.append(path)
+            else:
+                yield path
+
+
+def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []  # removed since its parent was read
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot read the folder `{os.fsdecode(folder)}`: {exc.strerror}",
+            hint="make it readable, or name it in .gitignore or .atollignore",
+        ) from exc
 
 
 def is_repository(folder: bytes) -> bool:
@@ -56,12 +130,6 @@ def _pointed_to(file: bytes) -> bytes:
     except OSError:
         return b"."
     return text.removeprefix(b"gitdir:").strip() if text.startswith(b"gitdir:") else b"."
-
-
-_TIMEOUT_S = 300.0
-# Set inside git hooks and by some tools: they would make git answer for another repository than the folder's own.
-_MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"}
-_MISLEADING |= {"GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CEILING_DIRECTORIES"}
 
 
 def tracked_and_untracked(git: str, root: bytes, own: Ignore) -> tuple[set[bytes], list[str]]:
@@ -148,22 +216,70 @@ def _ls_files(git: str, folder: bytes, *options: str) -> tuple[list[bytes], list
     return done.stdout.split(b"\0")[:-1], [f"git: {line}" for line in said.splitlines()]
 
 
-_SPECIAL = re.compile(rb"[*?\[\\]")
-_ASCII = [chr(code) for code in range(128)]
-_CLASSES = {
-    b"alnum": {c for c in _ASCII if c.isalnum()},
-    b"alpha": {c for c in _ASCII if c.isalpha()},
-    b"blank": {" ", "\t"},
-    b"cntrl": {c for c in _ASCII if not c.isprintable()},
-    b"digit": {c for c in _ASCII if c.isdigit()},
-    b"graph": {c for c in _ASCII if c.isprintable() and c != " "},
-    b"lower": {c for c in _ASCII if c.islower()},
-    b"print": {c for c in _ASCII if c.isprintable()},
-    b"punct": {c for c in _ASCII if c.isprintable() and c != " " and not c.isalnum()},
-    b"space": {" ", "\t", "\n", "\r"},
-    b"upper": {c for c in _ASCII if c.isupper()},
-    b"xdigit": set("0123456789abcdefABCDEF"),
-}
+@dataclass(frozen=True)
+class _Layer:
+    """The patterns of one ignore file, last line first, and how much of a path lies above it."""
+
+    above: int
+    patterns: tuple[Pattern, ...]
+
+
+class Ignore:
+    """The rules of every file called `filename` in the folder `top` and below.
+
+    With `like_git`, as git reads them: not through links, with `info/exclude`, and afresh in a nested repository.
+    """
+
+    def __init__(self, top: bytes, filename: bytes, *, like_git: bool) -> None:
+        self._top, self._filename, self._like_git = top, filename, like_git
+        self._folders: dict[bytes, tuple[_Layer, ...] | None] = {}
+
+    def excludes(self, path: bytes, *, is_folder: bool) -> bool:
+        """True if a rule excludes `path` (relative to the top) or a folder above it."""
+        layers = self._layers(path.rpartition(b"/")[0])
+        return layers is None or _is_excluded(layers, path, is_folder)
+
+    def _layers(self, folder: bytes) -> tuple[_Layer, ...] | None:
+        """What applies inside `folder`, or None if the folder itself is excluded: nothing below it comes back."""
+        if folder not in self._folders:
+            self._folders[folder] = self._read_layers(folder)
+        return self._folders[folder]
+
+    def _read_layers(self, folder: bytes) -> tuple[_Layer, ...] | None:
+        outer = self._layers(folder.rpartition(b"/")[0]) if folder else ()
+        if outer is None or (folder and _is_excluded(outer, folder, True)):
+            return None
+        place = os.path.join(self._top, folder)
+        sources = [os.path.join(place, self._filename)]
+        if self._like_git and (inside := git_folder(place)):
+            outer, sources = (), [os.path.join(inside, b"info", b"exclude"), *sources]
+        above = len(folder) + 1 if folder else 0
+        read = (parse(_content(source, follow=not self._like_git)) for source in sources)
+        return outer + tuple(_Layer(above, tuple(reversed(patterns))) for patterns in read if patterns)
+
+
+def _is_excluded(layers: tuple[_Layer, ...], path: bytes, is_folder: bool) -> bool:
+    name = path.rpartition(b"/")[2]
+    for layer in reversed(layers):
+        below = path[layer.above :]
+        for pattern in layer.patterns:
+            if pattern.folders_only and not is_folder:
+                continue
+            if pattern.matches(name if pattern.by_name else below):
+                return not pattern.takes_back
+    return False
+
+
+def _content(file: bytes, *, follow: bool) -> bytes:
+    """The bytes of an ignore file; none if there is no such regular file."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+        with os.fdopen(handle, "rb") as opened:
+            return opened.read() if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+    except OSError as exc:
+        if exc.errno in (*_NO_FILE, errno.EISDIR):
+            return b""
+        raise ConfigError(f"cannot read the ignore file `{os.fsdecode(file)}`: {exc.strerror}") from exc
 
 
 class _NeverMatches(Exception):
@@ -302,132 +418,3 @@ def _named_class(glob: bytes, at: int) -> set[int] | None:
     if (members := _CLASSES.get(name[:-1])) is None:
         raise _NeverMatches
     return {ord(c) for c in members}
-
-
-_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The patterns of one ignore file, last line first, and how much of a path lies above it."""
-
-    above: int
-    patterns: tuple[Pattern, ...]
-
-
-class Ignore:
-    """The rules of every file called `filename` in the folder `top` and below.
-
-    With `like_git`, as git reads them: not through links, with `info/exclude`, and afresh in a nested repository.
-    """
-
-    def __init__(self, top: bytes, filename: bytes, *, like_git: bool) -> None:
-        self._top, self._filename, self._like_git = top, filename, like_git
-        self._folders: dict[bytes, tuple[_Layer, ...] | None] = {}
-
-    def excludes(self, path: bytes, *, is_folder: bool) -> bool:
-        """True if a rule excludes `path` (relative to the top) or a folder above it."""
-        layers = self._layers(path.rpartition(b"/")[0])
-        return layers is None or _is_excluded(layers, path, is_folder)
-
-    def _layers(self, folder: bytes) -> tuple[_Layer, ...] | None:
-        """What applies inside `folder`, or None if the folder itself is excluded: nothing below it comes back."""
-        if folder not in self._folders:
-            self._folders[folder] = self._read_layers(folder)
-        return self._folders[folder]
-
-    def _read_layers(self, folder: bytes) -> tuple[_Layer, ...] | None:
-        outer = self._layers(folder.rpartition(b"/")[0]) if folder else ()
-        if outer is None or (folder and _is_excluded(outer, folder, True)):
-            return None
-        place = os.path.join(self._top, folder)
-        sources = [os.path.join(place, self._filename)]
-        if self._like_git and (inside := git_folder(place)):
-            outer, sources = (), [os.path.join(inside, b"info", b"exclude"), *sources]
-        above = len(folder) + 1 if folder else 0
-        read = (parse(_content(source, follow=not self._like_git)) for source in sources)
-        return outer + tuple(_Layer(above, tuple(reversed(patterns))) for patterns in read if patterns)
-
-
-def _is_excluded(layers: tuple[_Layer, ...], path: bytes, is_folder: bool) -> bool:
-    name = path.rpartition(b"/")[2]
-    for layer in reversed(layers):
-        below = path[layer.above :]
-        for pattern in layer.patterns:
-            if pattern.folders_only and not is_folder:
-                continue
-            if pattern.matches(name if pattern.by_name else below):
-                return not pattern.takes_back
-    return False
-
-
-def _content(file: bytes, *, follow: bool) -> bytes:
-    """The bytes of an ignore file; none if there is no such regular file."""
-    try:
-        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
-        with os.fdopen(handle, "rb") as opened:
-            return opened.read() if stat.S_ISREG(os.fstat(handle).st_mode) else b""
-    except OSError as exc:
-        if exc.errno in (*_NO_FILE, errno.EISDIR):
-            return b""
-        raise ConfigError(f"cannot read the ignore file `{os.fsdecode(file)}`: {exc.strerror}") from exc
-
-
-OWN_IGNORE_FILE = b".atollignore"
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Paths relative to the folder, sorted; `notes` says what a person may be surprised by."""
-
-    paths: tuple[bytes, ...]
-    source: str
-    """`git` or `walk`."""
-    notes: tuple[str, ...] = ()
-
-
-def list_files(root: bytes, *, at_most: int) -> Listing:
-    """Every file and link under `root` (absolute, real) that no ignore rule excludes; a walk stops after `at_most`."""
-    from shutil import which
-
-    own = Ignore(root, OWN_IGNORE_FILE, like_git=False)
-    top = work_tree_of(root)
-    if top is not None and (git := which("git")):
-        paths, notes = tracked_and_untracked(git, root, own)
-        return Listing(tuple(sorted(paths)), "git", tuple(notes))
-    missing = "git is not on PATH, so .gitignore decides alone: tracked files that it names are left out"
-    found = islice(walk(root, top or root, own), at_most)
-    return Listing(tuple(sorted(found)), "walk", (missing,) if top else ())
-
-
-def walk(root: bytes, top: bytes, own: Ignore) -> Iterator[bytes]:
-    """Everything under `root` but folders, without what `own` and the .gitignore files from `top` down exclude."""
-    rules = Ignore(top, b".gitignore", like_git=True)
-    prefix = b"" if root == top else os.path.relpath(root, top) + b"/"
-    folders = [b""]
-    while folders:
-        folder = folders.pop()
-        for entry in _entries(os.path.join(root, folder)):
-            path = os.path.join(folder, entry.name)
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if entry.name == b".git" or rules.excludes(prefix + path, is_folder=is_folder):
-                continue
-            if own.excludes(path, is_folder=is_folder):
-                continue
-            if is_folder:
-                folders.append(path)
-            else:
-                yield path
-
-
-def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except FileNotFoundError:
-        return []  # removed since its parent was read
-    except OSError as exc:
-        raise ConfigError(
-            f"cannot read the folder `{os.fsdecode(folder)}`: {exc.strerror}",
-            hint="make it readable, or name it in .gitignore or .atollignore",
-        ) from exc

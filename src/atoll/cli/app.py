@@ -16,6 +16,7 @@ import click
 from atoll.cli.main import COMPLETE
 from atoll.cli.output import Output, error_record
 from atoll.errors import AtollError, InternalError, UnknownName, UsageError, did_you_mean
+from atoll.log_lines import log_to_stderr
 
 _SHOWN = 4
 
@@ -32,6 +33,7 @@ def crash(exc: BaseException) -> InternalError:
 
 SECTIONS = ("Start", "Look", "End", "Set up")
 _COMMANDS = "atoll.cli.commands"
+_VERBOSITY = "atoll.verbosity"
 
 
 class Command(click.Command):
@@ -42,6 +44,7 @@ class Command(click.Command):
         self.section, self.takes_words = section, takes_words
         help_text = "Write JSON to stdout: one envelope, after JSON lines for what streams."
         self.params.append(click.Option(["--json"], is_flag=True, expose_value=False, help=help_text))
+        self.params.append(_verbose_option())
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), *(["[-- WORD...]"] if self.takes_words else [])]
@@ -52,6 +55,20 @@ class Command(click.Command):
             ctx.meta["words"] = tuple(args[at + 1 :])
             args = args[:at]
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        log_to_stderr(os.environ, verbosity=ctx.meta.get(_VERBOSITY, 0))
+        return super().invoke(ctx)
+
+
+def _verbose_option() -> click.Option:
+    """`-v`, which is accepted before and after the verb; the counts are added."""
+
+    def count(ctx: click.Context, _: click.Parameter, value: int) -> None:
+        ctx.meta[_VERBOSITY] = ctx.meta.get(_VERBOSITY, 0) + value
+
+    help_text = "Log to stderr; -vv logs more. See also ATOLL_LOG."
+    return click.Option(["-v", "--verbose"], count=True, expose_value=False, callback=count, help=help_text)
 
 
 def command(section: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
@@ -107,7 +124,8 @@ class Commands(click.Group):
 @click.command(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Every command takes --help and --json. Exit codes: 0 done, 1 the run failed, 2 your input, "
+    params=[_verbose_option()],
+    epilog="Every command takes --help, --json and -v. Exit codes: 0 done, 1 the run failed, 2 your input, "
     "3 the backend, 4 the store, 5 a round, 70 a bug, 124 a deadline, 130 Ctrl-C.",
 )
 @click.version_option(package_name="atoll", message="%(prog)s %(version)s")

@@ -43,8 +43,11 @@ def _local(spool: Spool, ready: int) -> NoReturn:
 
 def _shepherd(spool: Spool, on_ready: object = None, *, is_throwaway: bool = False, **options: object) -> NoReturn:
     # Everything a replica needs is loaded here, once: forked replicas find it in memory.
+    from atoll.log_lines import log_to_stderr_of_replica
     from atoll.replica import entry_runner
     from atoll.replica.supervisor import Supervisor
+
+    log_to_stderr_of_replica(os.environ)
 
     shepherd = Supervisor(spool, **options)  # type: ignore[arg-type]
     gc.freeze()  # keeps the collector of each replica from copying the pages it shares with us

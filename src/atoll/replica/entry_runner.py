@@ -26,6 +26,7 @@ import atoll
 from atoll.context import ReplicaContext, make_current
 from atoll.errors import AtollError, ConfigError, CorruptUpdate, InternalError, QuorumLost, StoreUnavailable
 from atoll.keys import RunKeys
+from atoll.log_lines import log_to_stderr_of_replica
 from atoll.replica.spool import Attempt, Spool, write_at_any_price
 from atoll.spec import Entry, loading, object_problem, playing
 from atoll.status import Reason, ReplicaState
@@ -84,6 +85,7 @@ def run(attempt: Attempt) -> int:
     """Be the replica that the environment describes. Returns the exit code; the outcome is in the spool by then."""
     started_at, pid = time.time(), os.getpid()
     signal.signal(signal.SIGTERM, _terminate)
+    log_to_stderr_of_replica(os.environ)  # the run may have its own ATOLL_LOG
     try:
         context = ReplicaContext.from_environment(os.environ)
         task = _read_task(context)

@@ -1,14 +1,11 @@
-"""What rounds through an object store will take and cost, before anything is started. Pure: nothing is measured.
+"""The time and cost of rounds through an object store, computed before a run starts. Pure: nothing is measured.
 
     estimate(Setting(params=8e9, replicas=16, inner_steps=100, step_time_s=2.0, bandwidth_bytes_s=25e9 / 8))
 
-The model: a replica is bound by its network and by trips to the store. With updates of S bytes, B bytes a second and L
-seconds a trip, fetching whole updates takes 2 L + (N-1) S/B; scatter-reduce takes 4 L + 2 (N-1)/N S/B when everything
-overlaps, and S/B more when one phase waits for the other. Encoding, summing and slow replicas come on top.
-
-What requests to object stores cost, and how many a second they take at first. Data, with its date and source.
-
-Transfer between a bucket and machines in the same region is free with all three; storage of a few rounds is small.
+The model: the network of a replica and the latency of the store are the limits. With updates of S bytes, B bytes a
+second and L seconds for a request, fetching whole updates takes 2 L + (N-1) S/B; scatter-reduce takes
+4 L + 2 (N-1)/N S/B if everything overlaps, and S/B more if one phase waits for the other. Encoding, summing and slow
+replicas add to this. Transfer between a bucket and machines of its region is free; a few stored rounds cost little.
 """
 
 from __future__ import annotations
@@ -24,6 +21,13 @@ from atoll.rounds import codecs
 from atoll.rounds.tuning import CHUNK_MULTIPLE, Grid, Tuning, default_chunk
 
 AS_OF = "2026-11"
+MODES = ("auto", "whole", "scatter")
+CONNECTION_BYTES_S = 100e6
+"""What one connection to a cloud store gives, about."""
+MOST_REPLICAS = 1024
+_MOST_PARAMS = 1e16
+_OFFER_BYTES, _CHECK_BYTES, _COMMIT_BYTES, _SEAT_BYTES = 600, 19, 500, 200
+_INLINE_BYTES, _LIST_FROM = Tuning().inline_bytes, Tuning().list_from
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,6 @@ SERVICES = (
         "Blob hot LRS (from memory): about $0.055 per 10 000 writes or lists, $0.0044 reads; 20 000 requests/s",
     ),
 )  # fmt: skip
-
-
-MODES = ("auto", "whole", "scatter")
-CONNECTION_BYTES_S = 100e6
-"""What one connection to a cloud store gives, about."""
-MOST_REPLICAS = 1024
-_MOST_PARAMS = 1e16
-_OFFER_BYTES, _CHECK_BYTES, _COMMIT_BYTES, _SEAT_BYTES = 600, 19, 500, 200
-_INLINE_BYTES, _LIST_FROM = Tuning().inline_bytes, Tuning().list_from
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,7 @@
-"""Settings of a run: `atoll.toml` or `[tool.atoll]`, then `ATOLL_*`, then flags; each knows where it came from.
+"""The settings of a run: `atoll.toml` or `[tool.atoll]`, then `ATOLL_*`, then flags; each setting has its origin.
 
-`load` reads at most one file and starts nothing. Every problem is reported at once, with its place. A later layer
-replaces an earlier one key by key; the keys of `[args]`, `[env]`, `[secrets]` and `[executors.NAME]` add up.
-
-What may be configured: each key, what its value looks like, and its environment variable. Pure.
-
-Finding `atoll.toml` or `[tool.atoll]`, reading it, and telling on which line a key is.
+`load` reads at most one file and starts nothing. It reports every problem at once, with its place. A later layer
+replaces single keys of an earlier one; the keys of `[args]`, `[env]`, `[secrets]` and `[executors.NAME]` are merged.
 """
 
 from __future__ import annotations
@@ -23,186 +19,20 @@ from atoll.errors import ConfigError, InvalidSpec, UnknownName, closest, did_you
 
 PREFIX = "ATOLL_"
 """Every variable of ours begins so."""
-
-Reader = Callable[[Any], Any]
-"""A value as it was written -> the value we use; `ValueError` says the rule."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One key. `option` is what `atoll.prepare` calls it."""
-
-    key: str
-    read: Reader
-    option: str
-    default: Any = None
-    is_path: bool = False
-    """In a file, relative to the folder of that file."""
-    show: Callable[[Any], str] = str
-
-    @property
-    def variable(self) -> str:
-        return f"{PREFIX}{self.key.upper()}"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("a text that is not empty")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        return int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("a whole number")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError("a number")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError("a number") from None
-
-
-def _duration(value: Any) -> float:
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise ValueError(units.DURATION_RULE)
-    return units.parse_duration(value)
-
-
-FIELDS: dict[str, Field] = {
-    field.key: field
-    for field in (
-        Field("entry", _text, "entry"),
-        Field("replicas", _whole, "replicas", default=1),
-        Field("on", _text, "on", default="local"),
-        Field("store", _text, "store", is_path=True),
-        Field("workspace", _text, "workspace", is_path=True),
-        Field("gpu", _text, "gpu"),
-        Field("cpus", _number, "cpus"),
-        Field("memory_gib", _number, "memory_gib"),
-        Field("image", _text, "image"),
-        Field("timeout", _duration, "timeout_s", default=86_400.0, show=units.duration_text),
-        Field("grace", _duration, "grace_s", default=10.0, show=units.duration_text),
-        Field("max_restarts", _whole, "max_restarts", default=0),
-        Field("rank_env", _text, "rank_env", default="REPLICA_RANK"),
-    )
-}
-
 TABLES = ("args", "env", "secrets")
 """Tables whose keys are the user's own; each key is a setting by itself, so layers add up."""
-
 SECTIONS = ("executors", "profiles")
-
 OTHER_VARIABLES = frozenset(
     {
-        *("ATOLL_HOME", "ATOLL_CONFIG", "ATOLL_PROFILE", "ATOLL_DEBUG", "ATOLL_PURE"),
+        *("ATOLL_HOME", "ATOLL_CONFIG", "ATOLL_PROFILE", "ATOLL_DEBUG", "ATOLL_LOG", "ATOLL_PURE"),
         *("ATOLL_RUN_ID", "ATOLL_ATTEMPT", "ATOLL_SPOOL", "ATOLL_LABEL", "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"),
     }
 )
 """Variables of ours that are no settings of a run."""
-
-
-def table_problem(table: str, value: Any) -> str | None:
-    """Why this value cannot be in `[env]` or `[secrets]`; `[args]` takes any JSON, and the spec checks that."""
-    if table != "args" and not isinstance(value, str):
-        return "a text in quotes"
-    return None
-
-
-def is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?\Z")
 _KEY = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.-])+)\s*=""")
-
-
-@dataclass(frozen=True)
-class ConfigFile:
-    """One file with settings: its path, its text, and the table that is ours."""
-
-    path: Path
-    text: str
-    table: Mapping[str, Any]
-    prefix: tuple[str, ...] = ()
-    """`("tool", "atoll")` in a pyproject.toml."""
-
-    def place(self, *key: str) -> str:
-        """`atoll.toml:3` for a key, or just the file where the line cannot be told."""
-        line = line_of(self.text, (*self.prefix, *key))
-        shown = _shown(self.path)
-        return f"{shown}:{line}" if line else shown
-
-
-def find(directory: Path) -> ConfigFile | None:
-    """The nearest file in `directory` or above, up to the repository's root or the home folder."""
-    home = Path(os.path.expanduser("~"))
-    for folder in (directory, *directory.parents):
-        if found := _in_folder(folder):
-            return found
-        if folder == home or (folder / ".git").exists():
-            return None
-    return None
-
-
-def read(path: Path) -> ConfigFile:
-    """This very file; a missing or broken one is a `ConfigError`."""
-    import tomllib
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
-    except OSError as exc:
-        raise ConfigError(f"cannot read {_shown(path)}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{_shown(path)} is not valid TOML: {exc}") from exc
-    if path.name != "pyproject.toml":
-        return ConfigFile(path, text, table)
-    ours = table.get("tool", {}).get("atoll", {})
-    return ConfigFile(path, text, ours, ("tool", "atoll"))
-
-
-def _in_folder(folder: Path) -> ConfigFile | None:
-    if (path := folder / "atoll.toml").is_file():
-        return read(path)
-    path = folder / "pyproject.toml"
-    # Most projects have a pyproject.toml without a word about us; a broken one is then none of our business.
-    if path.is_file() and "tool.atoll" in path.read_text(encoding="utf-8", errors="replace"):
-        return read(path)
-    return None
-
-
-def line_of(text: str, key: tuple[str, ...]) -> int | None:
-    """The line (from 1) where a key is set; None when it is inside an inline table or a long value."""
-    wanted = ".".join(key)
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.match(line):
-            section = _plain(header[1])
-            if section == wanted:
-                return number
-        elif found := _KEY.match(line):
-            name = _plain(found[1])
-            if (f"{section}.{name}" if section else name) == wanted:
-                return number
-    return None
-
-
-def _plain(dotted: str) -> str:
-    return ".".join(part.strip().strip("\"'") for part in dotted.split("."))
-
-
-def _shown(path: Path) -> str:
-    """Short where the file is in or below the current folder."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return str(path)
+Reader = Callable[[Any], Any]
+"""A value as it was written -> the value we use; `ValueError` says the rule."""
 
 
 @dataclass(frozen=True)
@@ -324,6 +154,86 @@ def _flag(key: str) -> str:
     return words.get(table, f"--{key.replace('_', '-')}")
 
 
+def _warnings(environ: Mapping[str, str], found: ConfigFile | None) -> Iterator[str]:
+    """What is probably a slip, and no reason to stop."""
+    variables = {known.variable for known in FIELDS.values()} | OTHER_VARIABLES
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in variables:
+            close = closest(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in sorted(variables)])
+            meant = f", did you mean `{PREFIX}{close}`?" if close else ""
+            yield f"the variable {name} is no setting{meant}"
+    if found and found.path.name == "atoll.toml":
+        beside = found.path.parent / "pyproject.toml"
+        if beside.is_file() and "[tool.atoll" in beside.read_text(encoding="utf-8", errors="replace"):
+            yield f"{found.place()} is used, and [tool.atoll] in the pyproject.toml beside it is not"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key. `option` is what `atoll.prepare` calls it."""
+
+    key: str
+    read: Reader
+    option: str
+    default: Any = None
+    is_path: bool = False
+    """In a file, relative to the folder of that file."""
+    show: Callable[[Any], str] = str
+
+    @property
+    def variable(self) -> str:
+        return f"{PREFIX}{self.key.upper()}"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("a whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError("a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError("a number") from None
+
+
+def _duration(value: Any) -> float:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise ValueError(units.DURATION_RULE)
+    return units.parse_duration(value)
+
+
+FIELDS: dict[str, Field] = {
+    field.key: field
+    for field in (
+        Field("entry", _text, "entry"),
+        Field("replicas", _whole, "replicas", default=1),
+        Field("on", _text, "on", default="local"),
+        Field("store", _text, "store", is_path=True),
+        Field("workspace", _text, "workspace", is_path=True),
+        Field("gpu", _text, "gpu"),
+        Field("cpus", _number, "cpus"),
+        Field("memory_gib", _number, "memory_gib"),
+        Field("image", _text, "image"),
+        Field("timeout", _duration, "timeout_s", default=86_400.0, show=units.duration_text),
+        Field("grace", _duration, "grace_s", default=10.0, show=units.duration_text),
+        Field("max_restarts", _whole, "max_restarts", default=0),
+        Field("rank_env", _text, "rank_env", default="REPLICA_RANK"),
+    )
+}
+
+
 class _Reader:
     """Reads layers into settings and collects what is wrong with them."""
 
@@ -397,15 +307,95 @@ class _Reader:
                     yield Setting(f"executors.{plain}.{key}", value, source.place(*where, name, key))
 
 
-def _warnings(environ: Mapping[str, str], found: ConfigFile | None) -> Iterator[str]:
-    """What is probably a slip, and no reason to stop."""
-    variables = {known.variable for known in FIELDS.values()} | OTHER_VARIABLES
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in variables:
-            close = closest(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in sorted(variables)])
-            meant = f", did you mean `{PREFIX}{close}`?" if close else ""
-            yield f"the variable {name} is no setting{meant}"
-    if found and found.path.name == "atoll.toml":
-        beside = found.path.parent / "pyproject.toml"
-        if beside.is_file() and "[tool.atoll" in beside.read_text(encoding="utf-8", errors="replace"):
-            yield f"{found.place()} is used, and [tool.atoll] in the pyproject.toml beside it is not"
+def table_problem(table: str, value: Any) -> str | None:
+    """Why this value cannot be in `[env]` or `[secrets]`; `[args]` takes any JSON, and the spec checks that."""
+    if table != "args" and not isinstance(value, str):
+        return "a text in quotes"
+    return None
+
+
+def is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """One file with settings: its path, its text, and the table that is ours."""
+
+    path: Path
+    text: str
+    table: Mapping[str, Any]
+    prefix: tuple[str, ...] = ()
+    """`("tool", "atoll")` in a pyproject.toml."""
+
+    def place(self, *key: str) -> str:
+        """`atoll.toml:3` for a key, or just the file where the line cannot be told."""
+        line = line_of(self.text, (*self.prefix, *key))
+        shown = _shown(self.path)
+        return f"{shown}:{line}" if line else shown
+
+
+def find(directory: Path) -> ConfigFile | None:
+    """The nearest file in `directory` or above, up to the repository's root or the home folder."""
+    home = Path(os.path.expanduser("~"))
+    for folder in (directory, *directory.parents):
+        if found := _in_folder(folder):
+            return found
+        if folder == home or (folder / ".git").exists():
+            return None
+    return None
+
+
+def read(path: Path) -> ConfigFile:
+    """This very file; a missing or broken one is a `ConfigError`."""
+    import tomllib
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except OSError as exc:
+        raise ConfigError(f"cannot read {_shown(path)}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{_shown(path)} is not valid TOML: {exc}") from exc
+    if path.name != "pyproject.toml":
+        return ConfigFile(path, text, table)
+    ours = table.get("tool", {}).get("atoll", {})
+    return ConfigFile(path, text, ours, ("tool", "atoll"))
+
+
+def _in_folder(folder: Path) -> ConfigFile | None:
+    if (path := folder / "atoll.toml").is_file():
+        return read(path)
+    path = folder / "pyproject.toml"
+    # Most projects have a pyproject.toml without a word about us; a broken one is then none of our business.
+    if path.is_file() and "tool.atoll" in path.read_text(encoding="utf-8", errors="replace"):
+        return read(path)
+    return None
+
+
+def line_of(text: str, key: tuple[str, ...]) -> int | None:
+    """The line (from 1) where a key is set; None when it is inside an inline table or a long value."""
+    wanted = ".".join(key)
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            section = _plain(header[1])
+            if section == wanted:
+                return number
+        elif found := _KEY.match(line):
+            name = _plain(found[1])
+            if (f"{section}.{name}" if section else name) == wanted:
+                return number
+    return None
+
+
+def _plain(dotted: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def _shown(path: Path) -> str:
+    """Short where the file is in or below the current folder."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)

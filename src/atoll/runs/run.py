@@ -1,10 +1,12 @@
-"""What the user holds: `launch` starts a run, `attach` finds one again, `Run` is the run.
+"""Runs: `prepare` checks one, `launch` starts it, `attach` finds it again, and `Run` controls it.
 
-The parts of preparing a run that look at the user's code: how replicas get it, and whether the entry is in it.
+The command line, `atoll.serverless` and users call this. All state is in the store and at the backend, so every
+method of `Run` works in any process.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,51 +30,7 @@ from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
 
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError as exc:
-        raise ConfigError("the working folder was deleted", hint="cd to another one, or give `workspace`") from exc
-
-
-def code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
-    """How replicas get the code: in place where they share our files, else a bundle of `workspace`, else the image."""
-    if workspace is not None:
-        from atoll.bundle import build
-
-        bundle = build(Path(workspace))
-        return Code.bundle(bundle.digest), bundle
-    if "in_place" in executor.capabilities.code:
-        return Code.in_place(_working_folder()), None
-    return Code.image(), None
-
-
-def task_alone(entry: str | Callable[..., Any], code: Code, spec: Mapping[str, Any]) -> Task | None:
-    """The task of a run whose placement is not valid: what is wrong with its entry point can be told all the same."""
-    try:
-        return RunSpec.build(entry, code=code, args=spec.get("args"), argv=spec.get("argv", ())).task
-    except ConfigError:
-        return None
-
-
-def check_entry(task: Task, workspace: str | None) -> None:
-    """Raise `InvalidSpec` if the code is on this machine and the entry point does not fit it."""
-    if task.code.root is not None:
-        entry_check.check(task, task.code.root)
-    elif workspace is not None:
-        entry_check.check_sent(task, workspace)
-
-
-def with_path(built: RunSpec) -> RunSpec:
-    """The same, with the folder in which replicas will find the module."""
-    code = built.task.code
-    if code.root is None:
-        return built
-    code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
-    return replace(built, task=replace(built.task, code=code))
-
-
+log = logging.getLogger("atoll.runs")
 _ASK_S = 10.0
 """Who waits for a run and says how it goes is not silent for longer because the store is."""
 
@@ -170,6 +128,7 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
     record = journal.read_run(opened, run_id)
     found = handle or journal.read_handle(opened, run_id)
     executor = registry.executor(record["executor"], **(settings or {}))
+    log.debug("run %s: attached to %s on %s", run_id, found or "no handle", executor.name)
     return Run(RunSpec.from_json(record["spec"]), executor, opened, found)
 
 
@@ -201,14 +160,20 @@ class Draft:
         if handle is None:
             self.preflight()
             self._upload()
+        else:
+            log.info("run %s exists already: adopt it", run_id)
         journal.record_run(self.store, self.spec, executor=self.executor.name)
         if handle is None and journal.is_cancelled(self.store, run_id):
+            log.info("run %s was cancelled before it started: submit nothing", run_id)
             return Run(self.spec, self.executor, self.store, None)
         if handle is None:
             journal.record_intent(self.store, run_id, self.plan.request)
+            log.debug("run %s: submit %d replicas to %s", run_id, self.spec.placement.replicas, self.executor.name)
             handle = journal.record_handle(self.store, run_id, self.executor.submit(self.plan))
+            log.info("run %s: started on %s as %s", run_id, self.executor.name, handle)
             if journal.is_cancelled(self.store, run_id):
-                self.executor.cancel(handle)  # somebody changed their mind while we were starting it
+                log.info("run %s was cancelled while it started: stop it", run_id)
+                self.executor.cancel(handle)
         index.remember(run_id, self.store.uri, str(handle))
         return Run(self.spec, self.executor, self.store, handle)
 
@@ -304,17 +269,20 @@ class Run:
 
     def _cancel(self, why: str) -> None:
         status = self.status(progress=False)
+        log.info("run %s is %s: cancel it", self.id, status.state)
         if not status.is_terminal:
             ended = (r.rank for r in status.replicas if r.state.is_terminal and r.state is not ReplicaState.LOST)
             journal.record_cancel(self.store, self.id, Cancel(why, tuple(ended)))
         self._handle = self._handle or journal.read_handle(self.store, self.id)
         if self._handle is None and journal.has_intent(self.store, self.id):
-            # A launcher died between intent and handle. Submitting again adopts whatever it started.
+            # A launcher died between intent and handle. Submitting again adopts what it started.
+            log.info("run %s has an intent and no handle: submit it again, then cancel", self.id)
             plan = self.plan()
             journal.check_intent(self.store, self.id, plan.request)
             self._handle = journal.record_handle(self.store, self.id, self.executor.submit(plan))
         if self._handle is not None:
             self.executor.cancel(self._handle)
+            log.info("run %s: nothing of it runs any more", self.id)
 
     def result(self) -> RunResult:
         """How every rank ended and what it returned. Raises `WaitTimeout` if the run is not over."""
@@ -385,6 +353,50 @@ class Run:
 def could_restart(spec: RunSpec, executor: Executor) -> bool:
     """Nobody asked for restarts, and the backend has them."""
     return spec.placement.max_restarts == 0 and executor.capabilities.max_restarts != 0
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as exc:
+        raise ConfigError("the working folder was deleted", hint="cd to another one, or give `workspace`") from exc
+
+
+def code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
+    """How replicas get the code: in place where they share our files, else a bundle of `workspace`, else the image."""
+    if workspace is not None:
+        from atoll.bundle import build
+
+        bundle = build(Path(workspace))
+        return Code.bundle(bundle.digest), bundle
+    if "in_place" in executor.capabilities.code:
+        return Code.in_place(_working_folder()), None
+    return Code.image(), None
+
+
+def task_alone(entry: str | Callable[..., Any], code: Code, spec: Mapping[str, Any]) -> Task | None:
+    """The task of a run whose placement is not valid: what is wrong with its entry point can be told all the same."""
+    try:
+        return RunSpec.build(entry, code=code, args=spec.get("args"), argv=spec.get("argv", ())).task
+    except ConfigError:
+        return None
+
+
+def check_entry(task: Task, workspace: str | None) -> None:
+    """Raise `InvalidSpec` if the code is on this machine and the entry point does not fit it."""
+    if task.code.root is not None:
+        entry_check.check(task, task.code.root)
+    elif workspace is not None:
+        entry_check.check_sent(task, workspace)
+
+
+def with_path(built: RunSpec) -> RunSpec:
+    """The same, with the folder in which replicas will find the module."""
+    code = built.task.code
+    if code.root is None:
+        return built
+    code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
+    return replace(built, task=replace(built.task, code=code))
 
 
 def _needs_store(status: RunStatus) -> bool:

@@ -1,7 +1,4 @@
-"""Lines from the sealed pieces of a log in the store: works when the machine is long gone.
-
-What replicas wrote in the store about themselves: outcomes, results, heartbeats, logs. Reads only.
-"""
+"""What replicas wrote to the store: outcomes, results, heartbeats and logs. Reads only; needs no backend."""
 
 from __future__ import annotations
 
@@ -94,10 +91,6 @@ class StoredRun:
         return ReplicaOutcome.from_json(data)
 
 
-def _json(data: Any) -> Any:
-    return json.loads(bytes(data))
-
-
 def lines(
     witness: StoredRun,
     rank: int,
@@ -132,3 +125,7 @@ def _split(pieces: Iterable[bytes]) -> Iterator[str]:
 
 def _text(line: bytes) -> str:
     return line.removesuffix(b"\r").decode("utf-8", "backslashreplace")
+
+
+def _json(data: Any) -> Any:
+    return json.loads(bytes(data))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Literal
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.errors import AtollError, WaitTimeout
 from atoll.status import ReplicaState, RunStatus
+
+log = logging.getLogger("atoll.runs")
 
 OnDeadline = Literal["leave", "cancel"]
 
@@ -44,6 +47,7 @@ def wait(
             now = last
         if now is not None and now != last:
             if last is None or now.counts() != last.counts():
+                log.info("the run is now %s", counts_text(now))
                 pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)  # a change of state is seldom alone; a heartbeat is
             last = now
             if on_change is not None:
@@ -51,9 +55,10 @@ def wait(
         if now is not None and (now.is_terminal or (fail_fast and _has_failed(now))):
             return now
         if deadline.is_past:
-            counts = ", ".join(f"{n} {state}" for state, n in now.counts().items()) if now else "unknown"
-            raise WaitTimeout(f"still going after {timeout_s:g} s: {counts}")
-        deadline.sleep(next(pauses))
+            raise WaitTimeout(f"still going after {timeout_s:g} s: {counts_text(now) if now else 'unknown'}")
+        pause_s = next(pauses)
+        log.debug("ask again in %.2f s", pause_s)
+        deadline.sleep(pause_s)
 
 
 class _Trouble:
@@ -69,6 +74,7 @@ class _Trouble:
         self._until = now + _PATIENCE_S if self._until is None else self._until
         if not getattr(error, "retryable", False) or now >= self._until:
             return False
+        log.debug("no status: %s; ask again", error.code)
         self._tell(error)
         return True
 
@@ -76,6 +82,11 @@ class _Trouble:
         if self._until is not None:
             self._until = None
             self._tell(None)
+
+
+def counts_text(status: RunStatus) -> str:
+    """Such as `3 running, 1 failed`."""
+    return ", ".join(f"{n} {state}" for state, n in status.counts().items())
 
 
 def _has_failed(status: RunStatus) -> bool:

@@ -94,18 +94,20 @@ def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
 
 
 @command("Start", short_help="Say what rounds would take and cost: bytes, requests, seconds, dollars.")
-@click.option("--params", type=_parsed(units.count), required=True, metavar="N", help="Parameters: 350M, 8B.")
+@click.option("--params", type=_parsed(units.parse_count), required=True, metavar="N", help="Parameters: 350M, 8B.")
 @click.option("-n", "--replicas", type=int, required=True, metavar="N", help="How many replicas, 2 to 1024.")
 @click.option("--inner-steps", type=int, default=100, metavar="N", show_default=True, help="Steps between rounds.")
 @click.option("--step-time", type=duration, default="1s", metavar="TIME", show_default=True, help="One inner step.")
 @click.option(
-    "--bandwidth", type=_parsed(units.rate), default="25Gbit", metavar="RATE", show_default=True,
+    "--bandwidth", type=_parsed(units.parse_rate), default="25Gbit", metavar="RATE", show_default=True,
     help="Of each replica, each way: 25Gbit, 400MB/s.",
 )  # fmt: skip
 @click.option("--codec", default=DEFAULT_CODEC, metavar="NAME", show_default=True, help="How updates travel.")
 @click.option("--mean-codec", metavar="NAME", help="How means travel.  [default: as updates; int8 for int4]")
 @click.option("--latency", type=duration, default="100ms", metavar="TIME", show_default=True, help="A small request.")
-@click.option("--chunk", type=_parsed(units.amount), metavar="SIZE", help="Float32 bytes in a chunk, such as 64MiB.")
+@click.option(
+    "--chunk", type=_parsed(units.parse_size), metavar="SIZE", help="Float32 bytes in a chunk, such as 64MiB."
+)
 @click.option(
     "--mode",
     default="auto",
