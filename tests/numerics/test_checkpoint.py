@@ -45,7 +45,8 @@ def test_without_the_random_state_the_bits_would_differ(monkeypatch):
     [ctx] = contexts(1)
     with pytest.raises(Killed):
         random_training(ctx, stop_after=11)
-    monkeypatch.setattr("atoll.training.checkpoint.restore", lambda state: None)
+    for module in ("diloco", "inner"):
+        monkeypatch.setattr(f"atoll.training.{module}.restore_rng", lambda state: None)
     assert random_training(replace(ctx, attempt=1)) != expected
 
 

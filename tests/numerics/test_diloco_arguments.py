@@ -13,7 +13,7 @@ from torch import nn
 import atoll
 from atoll.errors import ConfigError, InvalidSpec
 
-STATEFUL = "a mapping of names to things with `state_dict` and `load_state_dict`"
+STATEFUL = "a mapping of names to objects with `state_dict` and `load_state_dict`"
 
 
 def refusal(*given: Any, make: Any = atoll.DiLoCo, **named: Any) -> InvalidSpec:
@@ -117,7 +117,7 @@ def test_model_and_optimizer_the_wrong_way_round_are_said_to_be_so():
 
 def test_the_model_the_optimizer_and_the_context_are_checked():
     model, inner, ctx = toy()
-    assert refusal(model, inner, 50).problems == ("ctx=50: the `ctx` that your function is given, or None",)
+    assert refusal(model, inner, 50).problems == ("ctx=50: the `ctx` argument of your function, or None",)
     wanted = "a torch optimizer, or a list of them"
     assert refusal(model, [], ctx).problems == (f"inner_optimizer=[]: {wanted}",)
     assert refusal(model, "sgd", ctx).problems == (f"inner_optimizer='sgd': {wanted}",)

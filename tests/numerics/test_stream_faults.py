@@ -40,7 +40,7 @@ CODECS = ["fp32", "bf16", "int8", "int4"]
 
 
 def flights() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "atoll-flight"]
+    return [thread for thread in threading.enumerate() if thread.name == "atoll-round"]
 
 
 # ---- deaths
@@ -249,13 +249,13 @@ def test_an_error_does_not_wait_until_the_result_is_due():
             loss_of(model, batch).backward()
             inner.step()
             if count == 50:
-                outer._loop.flight.landing.exception(timeout=60)  # it is over; training has not heard of it
+                outer._loop.pending.applied.exception(timeout=60)  # it is over; training has not heard of it
                 with pytest.raises(StoreRefused):
                     outer.step()
                 break
             outer.step()
         assert outer.round == 0
-        assert outer._loop.flight is None
+        assert outer._loop.pending is None
 
 
 @pytest.mark.parametrize("stream", ["blocking", "fragments", "both", "whole-stride", "eager", "eager-fragments"])
@@ -301,7 +301,7 @@ def test_a_replica_that_fails_while_it_waits_for_others_is_gone_at_once(stream):
         try:
             with atoll.DiLoCo(model, inner, contexts(2)[0], tuning=QUICK, **STREAMS[stream]) as outer:
                 for batch in outer.steps(batches(0, 40), rounds=5):
-                    if outer._loop.flight is not None:
+                    if outer._loop.pending is not None:
                         raise Killed
                     loss_of(model, batch).backward()
                     inner.step()
@@ -329,7 +329,7 @@ WAITS_FOR_EVER = """
     ctx = atoll.ReplicaContext("toy", 0, 2, {store!r})
     with atoll.DiLoCo(model, inner, ctx, inner_steps=4, delay=2, tuning=QUICK) as outer:
         for batch in outer.steps(batches(0, 40), rounds=5):
-            if outer._loop.flight is not None:
+            if outer._loop.pending is not None:
                 print("under way", flush=True)
             loss_of(model, batch).backward()
             inner.step()

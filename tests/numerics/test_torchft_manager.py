@@ -20,7 +20,7 @@ from atoll.errors import ConfigError, Conflict, Fenced, QuorumLost, RoundError, 
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
 from atoll.training.allreduce import ObjectStoreAllReduce
-from atoll.training.torchft.manager import Manager, MockManager
+from atoll.training.torchft import Manager, MockManager
 
 
 def averaged(manager: Manager, *tensors: torch.Tensor) -> bool:

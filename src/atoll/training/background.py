@@ -15,16 +15,16 @@ _Jobs: TypeAlias = "queue.SimpleQueue[_Job | None]"
 
 
 class Background:
-    """One thread, started with the first job. It ends with the process, whatever it waits for."""
+    """One daemon thread, which starts with the first job."""
 
     def __init__(self, name: str, check: Callable[[], None] | None = None) -> None:
-        """`check` is called before each job; a job before which it raises is not run, and has that error."""
+        """The thread calls `check` before each job; if it raises, the future of the job has that error."""
         self._name, self._check = name, check
         self._jobs: _Jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, action: Callable[[], T]) -> Future[T]:
-        """Run the action after all that were submitted before."""
+        """Run the action after all earlier ones."""
         if self._thread is None:
             arguments = (self._jobs, self._check)
             self._thread = threading.Thread(target=_run_jobs, args=arguments, name=self._name, daemon=True)
@@ -34,16 +34,16 @@ class Background:
         return result
 
     def do(self, action: Callable[[], T]) -> T:
-        """Run the action after all that were submitted before, and wait for it; its error is raised here."""
+        """Run the action after all earlier ones, wait for it, and return its result or raise its error."""
         return awaited(self.submit(action))
 
     def rest(self) -> None:
-        """Wait until every job that was submitted has ended. An error of a job is raised only by its own future."""
+        """Wait until every submitted job has ended. Only the future of a job raises its error."""
         if self._thread is not None:
             self.do(lambda: None)
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread once every submitted job has ended; with `wait`, return after that."""
+        """End the thread after the last submitted job; with `wait`, return after that."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)
@@ -58,7 +58,7 @@ def _run_jobs(jobs: _Jobs, check: Callable[[], None] | None) -> None:
             if check is not None:
                 check()
             value = action()
-        except BaseException as exc:  # noqa: BLE001 - the future of the job raises it
+        except BaseException as exc:  # noqa: BLE001 - the future raises it
             result.set_exception(exc)
         else:
             result.set_result(value)
@@ -67,8 +67,8 @@ def _run_jobs(jobs: _Jobs, check: Callable[[], None] | None) -> None:
 
 
 def awaited(pending: Future[T]) -> T:
-    """The result, once it is there. The wait is in short pieces, because a signal that arrives just before an endless
-    wait begins is not handled until that wait is over."""
+    """Wait for the result. The wait is in short pieces, because Python handles a signal that arrives just before an
+    endless wait only after that wait."""
     while not wait([pending], _WAKE_S).done:
         pass
     return pending.result()

@@ -1,23 +1,13 @@
-"""A replica's own checkpoints: one immutable object for each, in the run's store, the newest two kept.
+"""A replica's own checkpoints: one immutable object for each, in the run's store; the newest two are kept.
 
-An object is there whole or not at all, so a crash while writing loses nothing: the one before still stands. The
-newest that checks out is the one to go on from; it is found by listing.
-
-Nested state (optimizer, random numbers, data cursor) as JSON and raw tensors, and back. Nothing is unpickled.
-
-Dicts, lists, tuples, texts, numbers, None, tensors and numpy arrays come back as they went in, to the bit; anything
-else is refused by name when it is written.
-
-Every random number generator a training loop is likely to draw from: torch, its devices, numpy and Python.
-
-The outer loop's part of a checkpoint: agreed state, live weights where they differ from it, what is still owed.
-
-A checkpoint is made when no round is under way, so nothing of one is in it.
+A store has an object completely or not at all, so a crash during a write loses nothing: the checkpoint before remains.
+`DiLoCo` lists the checkpoints when it starts and continues from the newest one that is valid.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +28,142 @@ from atoll.stores.base import Buffer, Store
 from atoll.training.loop import OuterLoop
 from atoll.training.model import dtype_name, tensor_bytes
 
+log = logging.getLogger("atoll.training")
+KEPT = 2
 _PREFIX_BYTES = 8
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """The whole state of a replica before round `round_no`."""
+
+    round_no: int
+    position: str
+    """The digest of the last commit in it."""
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one rank of one run."""
+
+    def __init__(self, store: Store, run_id: str, rank: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._run_id, self._rank = run_id, rank
+        self._keys = RunKeys(run_id)
+        self._io = StoreIO(clock, random.Random())
+        self._drive = ThreadedDriver(store, clock)
+
+    @property
+    def counters(self) -> Counters:
+        return self._io.counters
+
+    def write(self, checkpoint: Checkpoint) -> int:
+        """Write a checkpoint, delete all but the newest two, and return the round of the older one."""
+        header = {
+            "kind": "checkpoint",
+            "run": self._run_id,
+            "rank": self._rank,
+            "round": checkpoint.round_no,
+            "position": checkpoint.position,
+        }
+        sealed = seal_frame(header, pack(checkpoint.state))
+        self._drive(self._io.put(self._key(checkpoint.round_no), sealed))
+        log.debug("rank %d wrote the checkpoint of round %d", self._rank, checkpoint.round_no)
+        rounds = self.rounds()
+        for old in rounds[:-KEPT]:
+            self._drive(self._io.delete(self._key(old)))
+        return rounds[-KEPT:][0]
+
+    def newest(self) -> Checkpoint | None:
+        """The newest readable checkpoint. Unreadable ones are deleted, so that they do not count as kept."""
+        for round_no in reversed(self.rounds()):
+            try:
+                return self._read(round_no)
+            except CorruptUpdate as exc:
+                log.warning("the checkpoint of round %d cannot be read and is deleted: %s", round_no, exc.message)
+                self._drive(self._io.delete(self._key(round_no)))
+            except KeyNotFound:
+                continue
+        return None
+
+    def rounds(self) -> list[int]:
+        """The rounds with a checkpoint, ascending."""
+        listed = self._drive(self._io.list(self._keys.checkpoints_prefix(self._rank)))
+        return sorted(self._keys.parse_checkpoint(key)[1] for key in listed)
+
+    def _read(self, round_no: int) -> Checkpoint:
+        frame = self._drive(self._io.read(self._key(round_no), lambda data: open_frame(data, kind="checkpoint")))
+        header = frame.header
+        if (header.get("run"), header.get("rank"), header.get("round")) != (self._run_id, self._rank, round_no):
+            raise CorruptUpdate(
+                "the checkpoint belongs to another run, rank or round", round_no=round_no, check="identity"
+            )
+        return Checkpoint(round_no, str(header.get("position")), unpack(frame.payload))
+
+    def _key(self, round_no: int) -> str:
+        return self._keys.checkpoint(self._rank, round_no)
+
+
+def outer_state(loop: OuterLoop) -> dict[str, Any]:
+    """The outer loop's part of a checkpoint, as views: agreed state, live weights if they differ, residuals.
+
+    No round is in progress when a checkpoint is written.
+    """
+    state = loop.state
+    return {
+        "values": torch.from_numpy(state.values),
+        "momentum": None if state.momentum is None else torch.from_numpy(state.momentum),
+        "started": state.started,
+        "live": None if loop.stream.is_settled else loop.vector.live(),
+        "feedback": None if loop.feedback is None else loop.feedback.state_dict(),
+    }
+
+
+def load_outer(loop: OuterLoop, saved: Checkpoint) -> None:
+    """Load the outer loop's part of a checkpoint."""
+    state = saved.state
+    if (state["feedback"] is None) != (loop.feedback is None):
+        raise ConfigError("the checkpoint was written with another setting of error_feedback")
+    names = [name for name in ("values", "momentum") if state[name] is not None]
+    sections = {name: as_bytes(state[name].numpy()) for name in names}
+    loop.restore(sections, saved.round_no, saved.position, state["started"])
+    if state["live"] is not None:
+        loop.vector.load_live(state["live"])
+    if loop.feedback is not None:
+        loop.feedback.load_state_dict(state["feedback"])
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of every random number generator of a usual training loop: torch, its devices, numpy and Python."""
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Set the generators to a captured state. Devices that this machine lacks are skipped."""
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    for index, cuda in enumerate(state.get("cuda", ())):
+        if torch.cuda.is_available() and index < torch.cuda.device_count():
+            torch.cuda.set_rng_state(cuda, index)
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
 def pack(value: Any) -> list[Buffer]:
-    """The value as buffers: the length of the JSON, the JSON, then every tensor at a multiple of 64 bytes."""
+    """The value as buffers: the length of the JSON, the JSON, then every tensor at a multiple of 64 bytes.
+
+    Dicts, lists, tuples, texts, numbers, None, tensors and numpy arrays come back with the same bits; any other value
+    raises `ConfigError` with its path. Nothing is pickled.
+    """
     tensors: list[Tensor] = []
     root = _encoded(value, "state", tensors)
     table, bodies, offset = [], list[Buffer](), 0
@@ -58,7 +179,7 @@ def pack(value: Any) -> list[Buffer]:
 
 
 def unpack(data: Buffer) -> Any:
-    """The value that was packed; tensors are copies in main memory."""
+    """The packed value; tensors are copies in main memory."""
     view = memoryview(data).cast("B")
     start = _PREFIX_BYTES + int.from_bytes(view[:_PREFIX_BYTES], "little")
     if start > len(view):
@@ -143,7 +264,7 @@ def _tensor(data: memoryview, dtype: str, shape: list[int], offset: int, size_by
         raise CorruptUpdate("packed state is too short", check="length")
     if size_bytes == 0:
         return torch.empty(shape, dtype=_dtype(dtype))
-    # A copy: the state is written to later, and the buffer may be read-only.
+    # A copy, because the state changes later and the buffer may be read-only.
     body = bytearray(data[offset : offset + size_bytes])
     return torch.frombuffer(body, dtype=_dtype(dtype)).reshape(shape)
 
@@ -153,124 +274,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"`{name}` is not a type of tensor")
     return found
-
-
-def capture() -> dict[str, Any]:
-    """The state of all of them, now."""
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def restore(state: dict[str, Any]) -> None:
-    """Go on drawing as if nothing had happened. Devices that are not here are passed over."""
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
-    for index, cuda in enumerate(state.get("cuda", ())):
-        if torch.cuda.is_available() and index < torch.cuda.device_count():
-            torch.cuda.set_rng_state(cuda, index)
-    if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])
-
-
-def outer_state(loop: OuterLoop) -> dict[str, Any]:
-    """What `load_outer` needs; views, not copies."""
-    state = loop.state
-    return {
-        "values": torch.from_numpy(state.values),
-        "momentum": None if state.momentum is None else torch.from_numpy(state.momentum),
-        "started": state.started,
-        "live": None if loop.stream.is_settled else loop.vector.live(),
-        "feedback": None if loop.feedback is None else loop.feedback.state_dict(),
-    }
-
-
-def load_outer(loop: OuterLoop, saved: Checkpoint) -> None:
-    """Put the outer loop where it was."""
-    state = saved.state
-    if (state["feedback"] is None) != (loop.feedback is None):
-        raise ConfigError("the checkpoint was made with another setting of error_feedback")
-    names = [name for name in ("values", "momentum") if state[name] is not None]
-    sections = {name: as_bytes(state[name].numpy()) for name in names}
-    loop.restore(sections, saved.round_no, saved.position, state["started"])
-    if state["live"] is not None:
-        loop.vector.load_live(state["live"])
-    if loop.feedback is not None:
-        loop.feedback.load_state_dict(state["feedback"])
-
-
-KEPT = 2
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The whole state of a replica before round `round_no`."""
-
-    round_no: int
-    position: str
-    """Digest of the last commit in it; the rounds' own bookmark."""
-    state: dict[str, Any]
-
-
-class Checkpoints:
-    """The checkpoints of one rank of one run."""
-
-    def __init__(self, store: Store, run_id: str, rank: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._run_id, self._rank = run_id, rank
-        self._keys = RunKeys(run_id)
-        self._io = StoreIO(clock, random.Random())
-        self._drive = ThreadedDriver(store, clock)
-
-    @property
-    def counters(self) -> Counters:
-        return self._io.counters
-
-    def write(self, checkpoint: Checkpoint) -> int:
-        """Write it and let older ones go; the round of the oldest that is left."""
-        header = {
-            "kind": "checkpoint",
-            "run": self._run_id,
-            "rank": self._rank,
-            "round": checkpoint.round_no,
-            "position": checkpoint.position,
-        }
-        sealed = seal_frame(header, pack(checkpoint.state))
-        self._drive(self._io.put(self._key(checkpoint.round_no), sealed))
-        rounds = self.rounds()
-        for old in rounds[:-KEPT]:
-            self._drive(self._io.delete(self._key(old)))
-        return rounds[-KEPT:][0]
-
-    def newest(self) -> Checkpoint | None:
-        """The newest one that can be read; what cannot is deleted, so that nobody counts on it."""
-        for round_no in reversed(self.rounds()):
-            try:
-                return self._read(round_no)
-            except CorruptUpdate:
-                self._drive(self._io.delete(self._key(round_no)))
-            except KeyNotFound:
-                continue
-        return None
-
-    def rounds(self) -> list[int]:
-        """The rounds that have a checkpoint, ascending."""
-        listed = self._drive(self._io.list(self._keys.checkpoints_prefix(self._rank)))
-        return sorted(self._keys.parse_checkpoint(key)[1] for key in listed)
-
-    def _read(self, round_no: int) -> Checkpoint:
-        frame = self._drive(self._io.read(self._key(round_no), lambda data: open_frame(data, kind="checkpoint")))
-        header = frame.header
-        if (header.get("run"), header.get("rank"), header.get("round")) != (self._run_id, self._rank, round_no):
-            raise CorruptUpdate("a checkpoint is of another run, rank or round", round_no=round_no, check="identity")
-        return Checkpoint(round_no, str(header.get("position")), unpack(frame.payload))
-
-    def _key(self, round_no: int) -> str:
-        return self._keys.checkpoint(self._rank, round_no)

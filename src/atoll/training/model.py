@@ -1,20 +1,12 @@
-"""Which tensors of a model are exchanged together: whole tensors, in fragments of about equal size. Pure.
+"""A model as one flat float32 vector: which tensors are exchanged, in which order, and how to read and write them.
 
-Every replica must come to the same answer, so it depends on nothing but the sizes and their order.
+The vector has one or more fragments of whole tensors, about equal in size. In each fragment the trainable parameters
+come first, each once even if modules share it, then the averaged buffers. Frozen parameters are not exchanged; replicas
+compare their digests. The vector is float32 for any type of model: a bfloat16 model trains on a rounded copy.
 
-A model as one flat float32 vector: what is exchanged, in which order, and how it goes in and out of the model.
-
-The vector consists of one or more fragments, one after the other. In each, trainable parameters come first, each once
-however many modules share it; then the buffers that are averaged. Frozen parameters are not exchanged; that they are
-equal everywhere is checked by their digest. The outer values are float32 whatever the model's own type: a bfloat16
-model trains on a rounded copy of them.
-
-Which of a model's buffers replicas average, and which each keeps to itself.
-
-`average`: persistent floating-point buffers (BatchNorm statistics) are averaged with the weights, so that after a
-round every replica holds the same model. Counters and masks of other types, and buffers that are not persistent, are
-rebuilt or counted alike by every replica and stay local.
-`local`: none is exchanged; the values they begin with are each replica's own.
+Buffers, `average`: persistent floating-point buffers (BatchNorm statistics) are averaged with the weights, so that
+every replica has the same model after a round. Other buffers stay local: every replica computes the same counters and
+masks. `local`: no buffer is exchanged, and each replica keeps its own.
 """
 
 from __future__ import annotations
@@ -34,14 +26,15 @@ from atoll.rounds.frames import digest
 from atoll.rounds.layout import ITEM_BYTES, Layout
 from atoll.stores.base import Buffer
 
-_COMPILED = "_orig_mod."  # torch.compile puts it in front of every name
+BufferPolicy: TypeAlias = Literal["average", "local"]
+_COMPILED = "_orig_mod."  # the prefix that torch.compile adds to every name
 
 
 class ModelVector:
-    """The exchanged tensors of a model, and where each lies in the vector.
+    """The exchanged tensors of a model, and the position of each in the vector.
 
-    Methods that take a `fragment` are about that part of the vector, or about all of it without one; arrays they are
-    given are those of the fragment.
+    Methods with a `fragment` work on that part of the vector, and without one on all of it; their arrays have the size
+    of that part.
     """
 
     def __init__(self, model: nn.Module, policy: BufferPolicy = "average", fragments: int = 1) -> None:
@@ -52,30 +45,30 @@ class ModelVector:
             raise ConfigError(message, reason="no_parameters")
         named = trainable + averaged_buffers(model, policy)
         for name, tensor in named:
-            _refuse_unusable(name, tensor)
+            _check_usable(name, tensor)
         groups = balanced([_real(tensor).numel() for _, tensor in named], fragments)
         self._order = [i for group in groups for i in group]
         self._named = [named[i] for i in self._order]
         self.layouts = [Layout.of(_described(*named[i]) for i in group) for group in groups]
-        self._place(groups, len(trainable))
+        self._compute_spans(groups, len(trainable))
 
-    def _place(self, groups: Sequence[Sequence[int]], trainable: int) -> None:
+    def _compute_spans(self, groups: Sequence[Sequence[int]], trainable: int) -> None:
         sizes = [t.size for layout in self.layouts for t in layout.tensors]
         self._spans = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         lasts = list(accumulate(len(group) for group in groups))
-        self._members = [range(last - len(group), last) for group, last in zip(groups, lasts, strict=True)]
-        self.fragments = [slice(self._spans[m[0]].start, self._spans[m[-1]].stop) for m in self._members]
-        """Where each fragment lies in the vector."""
-        averaged = [[self._spans[i].start for i in m if self._order[i] >= trainable] for m in self._members]
+        self._tensors_of = [range(last - len(group), last) for group, last in zip(groups, lasts, strict=True)]
+        self.fragments = [slice(self._spans[m[0]].start, self._spans[m[-1]].stop) for m in self._tensors_of]
+        """The slice of each fragment in the vector."""
+        averaged = [[self._spans[i].start for i in m if self._order[i] >= trainable] for m in self._tensors_of]
         self.averaged_from = [min([f.stop, *a]) for f, a in zip(self.fragments, averaged, strict=True)]
-        """Where in the vector the averaged buffers of each fragment begin."""
+        """The position in the vector where the averaged buffers of each fragment begin."""
 
     @property
     def size(self) -> int:
         return self.fragments[-1].stop
 
     def frozen_digest(self) -> str:
-        """Names the values of the frozen parameters; empty when there are none."""
+        """The digest of the frozen parameters; empty without any."""
         frozen = [(name, p) for name, p in self._model.named_parameters() if not p.requires_grad]
         parts = [part for name, p in frozen for part in (name.replace(_COMPILED, "").encode(), tensor_bytes(p))]
         return digest(*parts) if parts else ""
@@ -85,7 +78,7 @@ class ModelVector:
         return [tensor_bytes(tensor) for _, tensor in self._named]
 
     def values_of(self, buffers: Sequence[Buffer]) -> F32:
-        """The vector that `tensors` of some replica describe."""
+        """The vector of what `tensors` returned on some replica."""
         values = np.empty(self.size, dtype=np.float32)
         tensors = [tensor for layout in self.layouts for tensor in layout.tensors]
         for tensor, span, buffer in zip(tensors, self._spans, buffers, strict=True):
@@ -103,28 +96,28 @@ class ModelVector:
                 live.copy_(given)
 
     def mix(self, values: F32, alpha: float, fragment: int) -> None:
-        """Go from the live values towards these, all the way with alpha 0 and not at all with 1."""
+        """Set the live tensors to `(1 - alpha) * values + alpha * live`."""
         with torch.no_grad():
             for live, given in self._pairs(values, fragment):
                 wide = _wide(live)
                 live.copy_(torch.lerp(given.to(wide), wide, alpha))
 
     def shift(self, offsets: F32, fragment: int) -> None:
-        """Add to the live tensors."""
+        """Add the offsets to the live tensors."""
         with torch.no_grad():
             for live, given in self._pairs(offsets, fragment):
                 wide = _wide(live)
                 live.copy_(wide + given.to(wide))
 
     def read(self, out: F32, fragment: int | None = None) -> None:
-        """The live tensors, as they are."""
-        for live, room in self._pairs(out, fragment):
-            room.copy_(live)
+        """Copy the live tensors to `out`."""
+        for live, target in self._pairs(out, fragment):
+            target.copy_(live)
 
     def read_update(self, start: F32, out: F32, fragment: int | None = None) -> None:
-        """How far the live tensors have come since `write(start)`: start minus now.
+        """Write to `out` how far the live tensors have moved since `write(start)`: start minus now.
 
-        The start is rounded as the live tensors were, or the rounding of a bfloat16 model would count as training.
+        The start is rounded like the live tensors; otherwise the rounding of a bfloat16 model would count as training.
         """
         self.read(out, fragment)
         for (live, moved), (_, began) in zip(self._pairs(out, fragment), self._pairs(start, fragment), strict=True):
@@ -135,15 +128,15 @@ class ModelVector:
         return [_real(tensor) for _, tensor in self._named]
 
     def load_live(self, saved: Sequence[Tensor]) -> None:
-        """Set the live tensors to what `live` gave."""
+        """Set the live tensors to what `live` returned."""
         with torch.no_grad():
             for (_, tensor), value in zip(self._named, saved, strict=True):
                 _real(tensor).copy_(value)
 
     def refresh(self) -> None:
-        """See that the model still consists of the tensors it had; one added or swapped would silently not train.
+        """Raise if parameters were added or replaced since the start: they would silently not be exchanged.
 
-        Buffers may be new objects: modules assign them, and `Module.to` replaces them.
+        Buffers may be new objects, because modules assign them and `Module.to` replaces them.
         """
         trainable = _trainable(self._model)
         now = trainable + averaged_buffers(self._model, self._policy)
@@ -156,35 +149,35 @@ class ModelVector:
             raise ConfigError(
                 f"the exchanged tensors of the model changed during training: {_some(sorted(names))}",
                 reason="changed",
-                hint="freeze, unfreeze or replace parameters before DiLoCo is made",
+                hint="freeze, unfreeze or replace parameters before DiLoCo is constructed",
             )
         self._named = [now[i] for i in self._order]
 
     def _pairs(self, array: F32, fragment: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each live tensor with the part of the array that belongs to it."""
-        members = range(len(self._named)) if fragment is None else self._members[fragment]
+        """Each live tensor with its part of the array."""
+        members = range(len(self._named)) if fragment is None else self._tensors_of[fragment]
         origin = self._spans[members[0]].start
         for i in members:
             span, live = self._spans[i], _real(self._named[i][1])
             yield live, torch.from_numpy(array[span.start - origin : span.stop - origin]).view(live.shape)
 
 
-def refuse_strangers(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-    """Raise if an optimizer trains something that is not part of the model: replicas would drift apart there."""
+def check_optimizers(model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+    """Raise if an optimizer trains parameters outside of the model: they would differ between replicas."""
     own = set(model.parameters())
     for number, optimizer in enumerate(optimizers):
         for i, group in enumerate(optimizer.param_groups):
-            strangers = [j for j, p in enumerate(group["params"]) if p not in own and p.requires_grad]
-            if strangers:
+            others = [j for j, p in enumerate(group["params"]) if p not in own and p.requires_grad]
+            if others:
                 raise ConfigError(
-                    f"optimizer {number}, group {i} trains parameters that are not the model's: {_some(strangers)}",
+                    f"optimizer {number}, group {i} trains parameters that are not the model's: {_some(others)}",
                     reason="other_parameters",
                     hint="put them in one module with the model, or build the optimizer after the model is final",
                 )
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, little-endian; a view where it lies contiguous in main memory."""
+    """The bytes of a tensor, little-endian; a view if it is contiguous in main memory."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
@@ -199,7 +192,7 @@ def _described(name: str, tensor: Tensor) -> tuple[str, torch.Size, str]:
 
 
 def _wide(live: Tensor) -> Tensor:
-    """The tensor in a type to compute in: at least float32."""
+    """The tensor in a type for computing: at least float32."""
     return live if live.dtype == torch.float64 else live.float()
 
 
@@ -213,7 +206,7 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _refuse_unusable(name: str, tensor: Tensor) -> None:
+def _check_usable(name: str, tensor: Tensor) -> None:
     if tensor.is_meta:
         raise ConfigError(f"`{name}` has no storage (device `meta`): materialise the model first")
     if hasattr(tensor, "to_local"):
@@ -227,9 +220,6 @@ def _some(items: Sequence[Any]) -> str:
     return shown + (f" and {len(items) - 5} more" if len(items) > 5 else "")
 
 
-BufferPolicy: TypeAlias = Literal["average", "local"]
-
-
 def check_policy(policy: str) -> None:
     if policy not in ("average", "local"):
         raise ConfigError(f"buffers={policy!r}: `average` or `local`")
@@ -241,13 +231,13 @@ def averaged_buffers(model: nn.Module, policy: BufferPolicy) -> list[tuple[str, 
 
 
 def local_buffers(model: nn.Module, policy: BufferPolicy) -> dict[str, Tensor]:
-    """The persistent buffers that are not exchanged: a checkpoint has to keep them."""
+    """The persistent buffers that are not exchanged; a checkpoint saves them."""
     exchanged = {name for name, _ in averaged_buffers(model, policy)}
     return {name: buffer for name, buffer in persistent_buffers(model) if name not in exchanged}
 
 
-def restore(model: nn.Module, saved: dict[str, Tensor]) -> None:
-    """Put saved local buffers back."""
+def restore_buffers(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Set the local buffers to the saved ones."""
     own = dict(model.named_buffers())
     with torch.no_grad():
         for name, value in saved.items():
@@ -256,7 +246,7 @@ def restore(model: nn.Module, saved: dict[str, Tensor]) -> None:
 
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers that belong to the model's state, each once even if two modules share it."""
+    """The buffers of the model's state, each once even if modules share it."""
     seen: set[Tensor] = set()
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -267,9 +257,10 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """The indices of `sizes` in `count` groups: the largest first, each into the group that is smallest so far.
+    """The indices of `sizes` in `count` groups: each size, from the largest, goes to the smallest group so far.
 
-    Indices ascend within a group, and groups are in the order of their first index.
+    Indices ascend within a group; groups are ordered by their first index. The result depends on nothing else, so every
+    replica gets the same groups.
     """
     usable = sum(1 for size in sizes if size)
     if count > usable:

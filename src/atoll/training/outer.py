@@ -1,19 +1,14 @@
-"""The outer step as training code says it: `Nesterov(lr, momentum)`, `Average()`, and the state such a step has.
+"""The outer step for training code: `Nesterov(lr, momentum)`, `Average()`, the state of the step, and its schedule.
 
-The arithmetic itself is `atoll.rounds.outer`, in numpy, so that `atoll verify` computes the same bits again.
+The arithmetic is in `atoll.rounds.outer`, in numpy, so that `atoll verify` computes the same bits.
 
-When fragments are exchanged and how a result that comes late meets weights that have moved on.
-
-With F fragments, one of them begins its exchange every `inner_steps / F` optimizer steps, in turn, so that each is
-exchanged every `inner_steps`. `delay` steps later its result is merged; until then training goes on.
-
-`alpha` is that of the Streaming DiLoCo paper and of torchft's `fragment_update_alpha`: the part of the live weights
-that is kept, `live = (1 - alpha) * agreed + alpha * live`. 0 takes the agreed weights and drops what was trained
-during the delay; 1 keeps the live ones, and the agreed ones only count in the next update.
-
-Eager: the moment an exchange begins, the own update stands in for the mean, `live = outer step(own update)`. When the
-true mean comes, the difference it makes is added to the live weights; all that was trained meanwhile is kept.
-Whatever the settings, the agreed state moves by agreed means only, and is the same bits on every replica.
+With F fragments, the exchange of one begins every `inner_steps / F` optimizer steps, in turn, so that each fragment is
+exchanged every `inner_steps`. `delay` steps later its result is merged into the live weights; training goes on until
+then. `alpha` is that of the Streaming DiLoCo paper and of torchft's `fragment_update_alpha`: the share of the live
+weights that is kept, `live = (1 - alpha) * agreed + alpha * live`. With `eager`, the replica's own update replaces the
+mean until the mean arrives: `live = outer step(own update)`; then the difference is added to the live weights, and all
+training of the delay is kept. With any settings, only agreed means change the agreed state: it has the same bits on
+every replica.
 """
 
 from __future__ import annotations
@@ -53,20 +48,20 @@ class Average(OuterRule):
 
 
 def is_averaging(rule: OuterRule) -> bool:
-    """Whether the step is no more than a mean."""
+    """Whether the outer step is a plain mean."""
     return rule.kind == "average" or (rule.lr == 1.0 and rule.momentum == 0.0)
 
 
 def default_codec(rule: OuterRule) -> str:
-    """A mean of weights needs every bit of them; for a step along a mean update a byte for each value is enough."""
+    """The exact codec for a mean of weights; for a step along a mean update one byte for each value is enough."""
     return EXACT_CODEC if is_averaging(rule) else DEFAULT_CODEC
 
 
 def agreed_rule(rule: OuterRule, codec_name: str) -> OuterRule:
-    """The rule as replicas carry it out.
+    """The rule that the replicas agree on.
 
-    Averaging exchanges the weights themselves where the codec keeps all bits, because `start - (start - now)` is not
-    always `now`. A codec that rounds does less harm to the small differences than to the weights.
+    With an exact codec, averaging exchanges the weights themselves, because `start - (start - now)` is not always
+    `now`. With a rounding codec it exchanges differences: they are small, and so is their rounding error.
     """
     if is_averaging(rule):
         return OuterRule("average", 1.0, 0.0) if codec(codec_name).is_exact else _PLAIN
@@ -76,20 +71,20 @@ def agreed_rule(rule: OuterRule, codec_name: str) -> OuterRule:
 class OuterState:
     """The weights all replicas agree on, as one float32 vector, and the momentum of the outer step.
 
-    Each fragment has its own outer step. From `averaged_from` on, a fragment holds buffers such as running statistics:
-    they are averaged plainly.
+    Each fragment has its own outer step. From `averaged_from` on, a fragment has buffers such as running statistics,
+    which are averaged plainly.
     """
 
     def __init__(self, rule: OuterRule, values: F32, fragments: Sequence[slice], averaged_from: Sequence[int]) -> None:
         self.rule, self.values = rule, values
         self.momentum: F32 | None = np.zeros_like(values) if rule.kind == "nesterov" and rule.momentum > 0 else None
         self.started = [False] * len(fragments)
-        """Whether a mean was ever applied to each fragment."""
+        """For each fragment, whether a mean has been applied to it."""
         self._fragments, self._averaged_from = list(fragments), list(averaged_from)
 
     @property
     def digest(self) -> str:
-        """Names the state; equal on every replica, or something is wrong."""
+        """The digest of the state; equal on every replica."""
         return state_digest(self.values, self.momentum)
 
     def fragment(self, number: int) -> F32:
@@ -97,15 +92,15 @@ class OuterState:
         return self.values[self._fragments[number]]
 
     def apply(self, number: int, mean: F32) -> None:
-        """Take one outer step with one fragment."""
+        """Take one outer step of a fragment."""
         for span, rule, buffer in self._halves(number):
             begins = span.start - self._fragments[number].start
             part = mean[begins : begins + span.stop - span.start]
             outer_step(rule, self.values[span], buffer, part, is_first=not self.started[number])
         self.started[number] = True
 
-    def foresee(self, number: int, mean: F32, out: F32) -> None:
-        """The values one fragment would have after `apply`; changes nothing."""
+    def predict(self, number: int, mean: F32, out: F32) -> None:
+        """Write to `out` the values that a fragment would have after `apply`; the state does not change."""
         out[:] = self.fragment(number)
         for span, rule, buffer in self._halves(number):
             origin = self._fragments[number].start
@@ -120,7 +115,7 @@ class OuterState:
         return {name: as_bytes(array) for name, array in named.items() if array is not None}
 
     def load(self, sections: Mapping[str, Buffer], started: Sequence[Any]) -> None:
-        """Become what `sections` gave."""
+        """Replace the state by what `sections` returned."""
         if len(started) != len(self.started):
             raise CorruptUpdate(f"{len(started)} fragments, not {len(self.started)}", check="layout")
         for name, array in (("values", self.values), ("momentum", self.momentum)):
@@ -133,7 +128,7 @@ class OuterState:
         self.started = [bool(flag) for flag in started]
 
     def _halves(self, number: int) -> list[tuple[slice, OuterRule, F32 | None]]:
-        """The weights of a fragment and its buffers, each with the step it takes and the momentum it has."""
+        """The weights of a fragment and its buffers, each with its outer rule and its momentum."""
         whole, middle = self._fragments[number], self._averaged_from[number]
         head, tail = slice(whole.start, middle), slice(middle, whole.stop)
         plain = self.rule if self.rule.kind == "average" else _PLAIN
@@ -141,15 +136,15 @@ class OuterState:
 
 
 DEFAULT_ALPHA = 0.5
-"""With a delay: half of each, as in the paper."""
+"""The default with a delay: half agreed, half live weights, as in the paper."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """How exchanges overlap with training; agreed between replicas."""
+    """How exchanges overlap with training; the same on every replica."""
 
     stride: int
-    """Optimizer steps from the beginning of one exchange to that of the next."""
+    """Optimizer steps from the beginning of one exchange to the beginning of the next."""
     fragments: int
     delay: int
     alpha: float
@@ -164,7 +159,7 @@ class Stream:
         alpha: float | None = None,
         eager: bool = False,
     ) -> Stream:
-        """From the settings as given; None is what fits the others. Raises `InvalidSpec` with all that is wrong."""
+        """From the user's settings; None stands for a default that fits the others. Raises `InvalidSpec`."""
         problems = list(_problems(inner_steps, fragments, delay, alpha, eager))
         if problems:
             raise InvalidSpec("DiLoCo", problems)
@@ -198,15 +193,15 @@ def _problems(inner_steps: int, fragments: int, delay: int | None, alpha: float 
         found.append(f"fragments={fragments}: inner_steps={inner_steps} is not a multiple of it")
     elif delay is not None and not (_is_whole(delay, 0) and delay <= stride):
         most = f"inner_steps / fragments = {stride}"
-        found.append(f"delay={delay}: a whole number from 0 to {most}, because one round is under way at a time")
+        found.append(f"delay={delay}: a whole number from 0 to {most}, because one round is in progress at a time")
     if alpha is not None and not (isinstance(alpha, int | float) and 0 <= alpha <= 1):
-        found.append(f"alpha={alpha}: from 0 (take the agreed weights) to 1 (keep the own)")
+        found.append(f"alpha={alpha}: from 0 (take the agreed weights) to 1 (keep the live ones)")
     if alpha == 0 and delay == inner_steps and fragments == 1 and not eager:
-        found.append(f"alpha=0: with delay={delay}, all of inner_steps, whatever is trained would be dropped again")
+        found.append(f"alpha=0: with delay={delay}, all of inner_steps, all training would be discarded")
     if eager and delay == 0:
-        found.append("eager: with delay=0 nothing has to stand in for the mean")
+        found.append("eager: needs a delay above 0, because without one the mean is applied at once")
     if eager and alpha is not None:
-        found.append(f"alpha={alpha}: eager keeps all that was trained meanwhile, so there is nothing to mix")
+        found.append(f"alpha={alpha}: eager keeps all training of the delay, so alpha has no effect")
     return found
 
 

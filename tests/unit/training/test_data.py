@@ -90,10 +90,10 @@ def test_a_shuffling_dataloader_goes_on_in_the_same_order():
     torch.manual_seed(5)
     feed = Feed(fresh())
     begun = list(itertools.islice(feed, 10))  # in the second epoch
-    saved, state = feed.state_dict(), checkpoint.capture()
+    saved, state = feed.state_dict(), checkpoint.capture_rng()
     torch.manual_seed(99)
     resumed = Feed(fresh(), saved)
-    checkpoint.restore(state)
+    checkpoint.restore_rng(state)
     assert begun + list(itertools.islice(resumed, 7)) == whole
 
 

@@ -1,7 +1,7 @@
-"""The manager's side of the rounds: joins, catches up, exchanges, and keeps snapshots for those who come back.
+"""The manager's rounds: join, catch up, exchange, and publish snapshots for replicas that come back.
 
-Exchanges and snapshots go on in one background thread while the model trains. Everything that touches the model happens
-in the caller's thread; so does catching up, while the background thread has nothing to do.
+Exchanges and snapshots run in one background thread while the model trains. Only the caller's thread touches the model;
+it also catches up, while the background thread is idle.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from atoll.training.torchft.state import AgreedState
 log = logging.getLogger("atoll.training")
 
 NEGLIGIBLE = 1e-6
-"""What an update counts that has nothing trained in it, next to others of weight 1."""
+"""The weight of an update without training, next to others of weight 1."""
 _STEP = "step "
 
 
 @dataclass(frozen=True)
-class Found:
-    """A committed round and its mean. Its `base` says which torchft step it was."""
+class CommittedRound:
+    """A committed round and its mean. The `base` of the commit has the torchft step."""
 
     outcome: RoundOutcome
     mean: F32
@@ -44,7 +44,7 @@ class Found:
 
 
 class TorchftRounds:
-    """One replica's rounds. `step` counts what torchft counts; `round_no` counts exchanges."""
+    """One replica's rounds. `step` is torchft's step counter; `round_no` counts exchanges."""
 
     def __init__(
         self, rank: int, make_client: Callable[[list[Layout]], RoundClient], snapshot_every: int, *, is_strict: bool
@@ -53,13 +53,13 @@ class TorchftRounds:
         self.batches = 0
         """Participants, summed over all steps."""
         self.ranks: tuple[int, ...] = ()
-        """Whose updates were in the last round."""
+        """The participants of the last round."""
         self._rank, self._make_client, self._every = rank, make_client, snapshot_every
         self._is_strict = is_strict
         self._background = Background("atoll-torchft")
         self._joined: tuple[RoundClient, AgreedState] | None = None
-        self._standing: tuple[int, F32] | None = None
-        self._owed: Found | None = None
+        self._offered: tuple[int, F32] | None = None
+        self._unapplied: CommittedRound | None = None
         self._due_at = -1
         self._may_lack_rounds = True
         """Whether the store may have deleted a round that this replica has not applied."""
@@ -71,16 +71,16 @@ class TorchftRounds:
 
     @property
     def client(self) -> RoundClient:
-        assert self._joined is not None, "a replica joins before it does anything else"
+        assert self._joined is not None, "`join` comes first"
         return self._joined[0]
 
     @property
     def state(self) -> AgreedState:
-        assert self._joined is not None, "a replica joins before it does anything else"
+        assert self._joined is not None, "`join` comes first"
         return self._joined[1]
 
     def join(self, state: AgreedState) -> bool:
-        """Agree on the initial weights, and go to where the others are; whether they were ahead."""
+        """Agree on the initial weights and catch up; whether the others were ahead."""
         client = self._make_client(list(state.layouts))
         initial = state.initial()
         try:
@@ -92,17 +92,17 @@ class TorchftRounds:
         return self.catch_up()
 
     def catch_up(self) -> bool:
-        """Take in every round that was committed without us, or that torchft did not apply; whether there was one.
+        """Apply the rounds that were committed without this replica or that torchft did not apply; whether there is one.
 
-        What a manager may lack after a round of its own is the next commit, so that is asked for first; the store is
-        listed only if there is one, or if rounds may have been deleted that this replica lacks.
+        After a round of its own, a replica can lack only later commits, so it reads the next commit first. It lists the
+        store only if that commit exists, or if the store may have deleted rounds that this replica lacks.
         """
         began = self.round_no
-        if self._owed is not None:
-            self._take_in(self._owed)
-        self._background.rest()  # the client makes one call at a time, and the model belongs to this thread
+        if self._unapplied is not None:
+            self._apply(self._unapplied)
+        self._background.rest()  # the client allows one call at a time
         if self._may_lack_rounds or self.client.is_committed(self.round_no):
-            self.client.catch_up(self.round_no, self._take_in_committed, self._load, replace_diverged=True)
+            self.client.catch_up(self.round_no, self._apply_committed, self._load, replace_diverged=True)
             self._may_lack_rounds = False
         if self.round_no > began:
             log.info("caught up from round %d to round %d (step %d)", began, self.round_no, self.step)
@@ -110,100 +110,101 @@ class TorchftRounds:
 
     @property
     def is_current(self) -> bool:
-        """Whether no round can have been committed without us: all must be in every round, and ours are all settled."""
-        return self._is_strict and self._owed is None and self._standing is None
+        """Whether no round can be committed without this replica: the quorum is strict, and no round is unfinished."""
+        return self._is_strict and self._unapplied is None and self._offered is None
 
     @property
     def fragment(self) -> int:
-        """The fragment that is exchanged next."""
+        """The fragment of the next exchange."""
         return self.step % len(self.state.layouts)
 
     @property
     def fragment_size(self) -> int:
-        """How many values are exchanged next."""
+        """The number of values of the next exchange."""
         return self.state.layouts[self.fragment].size
 
-    def begin(self, update: F32, *, is_behind: bool) -> Future[Found]:
-        """Start an exchange. `is_behind`: the update was not trained from the state that this round starts from."""
+    def begin(self, update: F32, *, is_behind: bool) -> Future[CommittedRound]:
+        """Start an exchange. `is_behind`: the update was not trained from the agreed state of this round."""
         fragment, round_no, base = self.fragment, self.round_no, f"{_STEP}{self.step}"
         wanted = self.fragment_size
         if update.size != wanted:
-            raise ConfigError(f"{update.size} values are to be averaged, but fragment {fragment} has {wanted}")
+            raise ConfigError(f"the update has {update.size} values, but fragment {fragment} has {wanted}")
         weight = 1.0
         if is_behind:
-            stand_in = self.state.stand_in(fragment)
-            update = update if stand_in is None else stand_in
-            weight = NEGLIGIBLE if stand_in is not None or not update.any() else weight
-        if self._standing is not None and self._standing[0] == round_no:
-            update = self._standing[1]  # what an earlier try has announced is what the others count
-        self._standing = (round_no, update)
+            placeholder = self.state.placeholder(fragment)
+            update = update if placeholder is None else placeholder
+            weight = NEGLIGIBLE if placeholder is not None or not update.any() else weight
+        if self._offered is not None and self._offered[0] == round_no:
+            update = self._offered[1]  # the others use the offer of the earlier attempt
+        self._offered = (round_no, update)
         client, mean = self.client, np.empty(update.size, dtype=np.float32)
 
-        def exchange() -> Found:
+        def exchange() -> CommittedRound:
             out = ArrayVector([mean])
             try:
                 done = client.exchange(round_no, update, weight=weight, fragment=fragment, base=base, out=out)
             except LeftBehind:
                 self._may_lack_rounds = True
                 raise
-            return Found(done.outcome, mean)
+            return CommittedRound(done.outcome, mean)
 
+        log.debug("rank %d begins round %d, fragment %d, step %d", self._rank, round_no, fragment, self.step)
         return self._background.submit(exchange)
 
-    def settle(self, found: Found) -> None:
-        """A round is committed and applied."""
+    def settle(self, found: CommittedRound) -> None:
+        """Advance past a round that is committed and applied."""
         self.state.note(found.outcome.fragment, found.mean)
         self.round_no, self.step, self.ranks = found.outcome.round_no + 1, found.step + 1, found.outcome.ranks
         self.batches += len(self.ranks)
-        self._standing = self._owed = None
+        self._offered = self._unapplied = None
         if self.round_no % self._every == 0:
             self._due_at = self.round_no
 
-    def owe(self, found: Found) -> None:
-        """A round is committed, but torchft was told not to apply it: that is made up for when we next catch up."""
-        self._owed = found
+    def defer(self, found: CommittedRound) -> None:
+        """Keep a committed round that torchft does not apply; the next `catch_up` applies it."""
+        self._unapplied = found
 
     def tidy(self) -> None:
-        """Publish a snapshot if one is due, and let old rounds go. The outer step must be done."""
-        if self._due_at != self.round_no or self._owed is not None:
+        """Publish a snapshot if one is due, and delete old rounds. The outer step must be done."""
+        if self._due_at != self.round_no or self._unapplied is not None:
             return
         self._due_at = -1
-        # One of those who took part, another one each time; if it fails, the next snapshot is not far.
+        # The participants take turns in writing snapshots; if one fails, the next snapshot follows soon.
         writer = self.ranks[self.round_no // self._every % len(self.ranks)] if self.ranks else -1
         sections = self.state.export() if writer == self._rank else None
         round_no, meta = self.round_no, {"step": self.step, "batches": self.batches}
-        self._background.submit(lambda: self._keep(round_no, meta, sections))
+        self._background.submit(lambda: self._publish(round_no, meta, sections))
 
     def close(self, *, leave: bool, wait: bool) -> None:
-        """End the thread. With `leave`, the others do not wait for this replica any more."""
+        """End the thread. With `leave`, the other replicas no longer wait for this one."""
         if self._joined is not None and not self._is_closed:
             client, self._is_closed = self.client, True
             self._background.submit(lambda: _depart(client, leave=leave))
         self._background.close(wait=wait)
 
-    def _take_in(self, found: Found) -> None:
+    def _apply(self, found: CommittedRound) -> None:
         self.state.apply(found.outcome.fragment, found.mean)
         self.settle(found)
 
-    def _take_in_committed(self, done: Exchanged) -> None:
+    def _apply_committed(self, done: Exchanged) -> None:
         assert done.mean is not None
-        self._take_in(Found(done.outcome, done.mean))
+        self._apply(CommittedRound(done.outcome, done.mean))
 
     def _load(self, loaded: LoadedSnapshot) -> None:
-        """Take over a snapshot that is further than we are."""
+        """Load a snapshot of a later round."""
         self.state.load(loaded.buffers)
         self.round_no, self.step = loaded.round_no, int(loaded.meta["step"])
         self.batches = int(loaded.meta["batches"])
-        self._standing = self._owed = None
+        self._offered = self._unapplied = None
 
-    def _keep(self, round_no: int, meta: dict[str, int], sections: dict[str, Buffer] | None) -> None:
+    def _publish(self, round_no: int, meta: dict[str, int], sections: dict[str, Buffer] | None) -> None:
         try:
             self.client.acknowledge(round_no)
             if sections is not None:
                 self.client.write_snapshot(round_no, sections, meta)
                 self.client.retire()
         except AtollError as exc:
-            log.warning("no snapshot of round %d: %s", round_no, exc.message)
+            log.warning("cannot write the snapshot of round %d: %s", round_no, exc.message)
 
 
 def _depart(client: RoundClient, *, leave: bool) -> None:
@@ -211,6 +212,6 @@ def _depart(client: RoundClient, *, leave: bool) -> None:
         if leave:
             client.leave()
     except AtollError as exc:
-        log.warning("could not say goodbye: %s", exc.message)
+        log.warning("cannot leave the run: %s", exc.message)
     finally:
         client.close()

@@ -1,7 +1,7 @@
-"""What replicas agree on when torchft trains: the global parameters, and what the outer step needs besides them.
+"""The state that torchft replicas agree on: the global parameters, and the state of the outer step.
 
-`FragmentState` is for `torchft.local_sgd.DiLoCo`: each fragment keeps its global parameters and an outer optimizer.
-`WeightState` is for `LocalSGD`, which averages the weights themselves. Rounds know both by the same few methods.
+`FragmentState` is for `torchft.local_sgd.DiLoCo`: each fragment has its global parameters and an outer optimizer.
+`WeightState` is for `LocalSGD`, which averages the weights themselves. `TorchftRounds` uses both as `AgreedState`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from atoll.training.checkpoint import pack, unpack
 from atoll.training.model import dtype_name, tensor_bytes
 
 FRAGMENT_KEY = "StreamingDiLoCoFragment_"
-"""How the keys begin under which DiLoCo registers its fragments."""
+"""The prefix of the keys under which DiLoCo registers its fragments."""
 
 
 class TorchftFragment(Protocol):
-    """The part of torchft's own fragment that healing needs; it is reached through what it registers."""
+    """The part of torchft's fragment that healing needs; the manager finds it through the registered functions."""
 
     original_parameters: dict[str, Tensor]
     use_bucketization: bool
@@ -41,11 +41,11 @@ class TorchftFragment(Protocol):
 
 
 class AgreedState(Protocol):
-    """What rounds need of the state that all replicas share."""
+    """The agreed state, as `TorchftRounds` uses it."""
 
     @property
     def layouts(self) -> Sequence[Layout]:
-        """One for each fragment."""
+        """One layout for each fragment."""
         ...
 
     def initial(self) -> list[Buffer]:
@@ -53,19 +53,19 @@ class AgreedState(Protocol):
         ...
 
     def adopt(self, buffers: Sequence[Buffer]) -> None:
-        """Begin with these instead; live weights too."""
+        """Replace the initial tensors, and the live weights, by these."""
         ...
 
     def apply(self, fragment: int, mean: F32) -> None:
-        """Do what a committed round does to the state; live weights of the fragment are the global ones afterwards."""
+        """Apply the mean of a committed round; the live weights of the fragment become the global ones."""
         ...
 
-    def stand_in(self, fragment: int) -> F32 | None:
-        """What one contributes whose own update means nothing, if that is not simply its own update."""
+    def placeholder(self, fragment: int) -> F32 | None:
+        """The contribution of a replica without an update of its own; None: its computed update is right."""
         ...
 
     def note(self, fragment: int, mean: F32) -> None:
-        """A round that torchft itself applies was committed."""
+        """Record the mean of a committed round that torchft itself applies."""
         ...
 
     def export(self) -> dict[str, Buffer]:
@@ -73,7 +73,7 @@ class AgreedState(Protocol):
         ...
 
     def load(self, sections: Mapping[str, Buffer]) -> None:
-        """Take over an exported state; live weights too."""
+        """Load an exported state; live weights too."""
         ...
 
 
@@ -101,7 +101,7 @@ class FragmentState:
     def apply(self, fragment: int, mean: F32) -> None:
         one, _, _ = self._fragments[fragment]
         one.restore_parameters()
-        # An optimizer shared by several fragments must not step the others with the gradients of the inner loop.
+        # If fragments share an optimizer, its step must not use the inner loop's gradients of the other fragments.
         one._outer_optimizer.zero_grad()
         for parameter, values in zip(one._model_fragment.parameters(), self._cut(fragment, mean), strict=True):
             parameter.grad = values.to(parameter).view_as(parameter)
@@ -110,8 +110,8 @@ class FragmentState:
         one._outer_optimizer.zero_grad()
         one.save_parameters()
 
-    def stand_in(self, fragment: int) -> F32 | None:  # noqa: ARG002
-        return None  # live weights are the global ones, so its own update is zero
+    def placeholder(self, fragment: int) -> F32 | None:  # noqa: ARG002
+        return None  # the live weights are the global ones, so the update is zero
 
     def note(self, fragment: int, mean: F32) -> None:
         pass
@@ -132,7 +132,7 @@ class FragmentState:
 
 
 class WeightState:
-    """The weights as they were averaged last. Without a model, only what is handed in to be averaged is known."""
+    """The weights after the last mean. Without a model, only the tensors of a round are known."""
 
     def __init__(self, named: Sequence[tuple[str, Tensor]], *, is_live: bool) -> None:
         self._named, self._is_live = list(named), is_live
@@ -156,7 +156,7 @@ class WeightState:
             for (_, tensor), buffer in zip(self._named, buffers, strict=True):
                 _fill(tensor, buffer)
         else:
-            self._named.clear()  # tensors of the first round, which nobody needs any more
+            self._named.clear()  # the tensors of the first round are no longer needed
 
     @torch.no_grad()
     def apply(self, fragment: int, mean: F32) -> None:
@@ -164,14 +164,14 @@ class WeightState:
         if self._is_live:
             write_mean([tensor for _, tensor in self._named], mean)
 
-    def stand_in(self, fragment: int) -> F32 | None:  # noqa: ARG002
+    def placeholder(self, fragment: int) -> F32 | None:  # noqa: ARG002
         return self._mean
 
     def note(self, fragment: int, mean: F32) -> None:  # noqa: ARG002
         self._mean = mean
 
     def export(self) -> dict[str, Buffer]:
-        assert self._mean is not None, "there is a mean once a round was committed"
+        assert self._mean is not None, "the first committed round sets it"
         return {"mean": self._mean.tobytes()}
 
     def load(self, sections: Mapping[str, Buffer]) -> None:
@@ -179,7 +179,7 @@ class WeightState:
 
 
 def flat(tensors: Sequence[Tensor]) -> F32:
-    """The tensors one after the other as float32: a copy in main memory."""
+    """A copy of the tensors as one float32 vector in main memory."""
     vector = np.empty(sum(tensor.numel() for tensor in tensors), dtype=np.float32)
     start = 0
     for tensor in tensors:
@@ -190,7 +190,7 @@ def flat(tensors: Sequence[Tensor]) -> F32:
 
 
 def write_mean(tensors: Sequence[Tensor], mean: F32) -> None:
-    """The inverse of `flat`: sets the tensors, each in its own dtype and on its own device."""
+    """Set the tensors, each with its own dtype and device: the inverse of `flat`."""
     start = 0
     for tensor in tensors:
         stop = start + tensor.numel()
@@ -199,12 +199,12 @@ def write_mean(tensors: Sequence[Tensor], mean: F32) -> None:
 
 
 def fragment_behind(load: Callable[[Any], None], key: str) -> TorchftFragment:
-    """The fragment that registered this function. DiLoCo hands out nothing else that leads to the live weights."""
+    """The fragment that registered this function: the only way from DiLoCo's interface to the live weights."""
     found = inspect.getclosurevars(load).nonlocals.get("self") if inspect.isfunction(load) else None
     wanted = ("original_parameters", "save_parameters", "restore_parameters", "_model_fragment", "_outer_optimizer")
     if not all(hasattr(found, name) for name in wanted):
         raise ConfigError(
-            f"`{key}` was not registered by a torchft that is known here (0.2)",
+            f"`{key}` was registered by an unknown version of torchft; the manager supports 0.2",
             reason="version",
             hint=install_command("torchft"),
         )
@@ -214,18 +214,20 @@ def fragment_behind(load: Callable[[Any], None], key: str) -> TorchftFragment:
 
 
 def _check_buckets(fragment: TorchftFragment, key: str) -> None:
-    """torchft's buckets lose tensors when there is more than one; the manager sends everything at once anyway."""
+    """Refuse more than one bucket, because torchft would lose tensors; one bucket has no effect."""
     if not getattr(fragment, "use_bucketization", False):
         return
     tensors = list(fragment.original_parameters.values())
     size = sum(t.numel() * t.element_size() for t in tensors)
     if size > fragment.bucket_cap_mb or len({t.dtype for t in tensors}) > 1:
         raise ConfigError(
-            f"{key} does not fit into one bucket, and of several buckets torchft averages only the last",
+            f"{key} does not fit into one bucket, and torchft averages only the last of several buckets",
             reason="buckets",
-            hint="leave use_bucketization off: one exchange for each round is made in any case",
+            hint="turn use_bucketization off: the manager makes one exchange for each round",
         )
-    warnings.warn(f"{key}: use_bucketization is of no use here: one exchange is made in any case", stacklevel=4)
+    warnings.warn(
+        f"{key}: use_bucketization has no effect: the manager makes one exchange for each round", stacklevel=4
+    )
 
 
 def _layout(named: Any) -> Layout:

@@ -1,4 +1,4 @@
-"""What the manager gives back for a tensor: a work to wait for, and a future whose callbacks have run by then."""
+"""The result of `Manager.allreduce`: a work to wait for, and a future whose callbacks run before the wait returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Future:
-    """The tensor once it is averaged. Callbacks run, in order, in the thread that waits, before waiting is over."""
+    """The averaged tensor. Callbacks run in order, in the waiting thread, before its wait returns."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
         self._settle = settle
@@ -18,7 +18,7 @@ class Future:
         self._is_done = False
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """A future of what `callback` makes of this one."""
+        """A future of the result of `callback(self)`."""
         following = Future(self._settle)
         if self._is_done:
             following.set_result(callback(self))
@@ -40,7 +40,7 @@ class Future:
         return self._is_done
 
     def set_result(self, value: Any) -> None:
-        """Called once, when the round is over."""
+        """Called once, at the end of the round."""
         self._value, self._is_done = value, True
         callbacks, self._next = self._next, []
         for callback, following in callbacks:
@@ -48,7 +48,7 @@ class Future:
 
 
 class Work:
-    """One tensor on its way. `settle` brings the whole round to its end, whichever work is waited for first."""
+    """One tensor of a round in progress. `settle` finishes the whole round, even if other works are unfinished."""
 
     def __init__(self, tensor: Tensor, settle: Callable[[], bool]) -> None:
         self.tensor = tensor
@@ -56,7 +56,7 @@ class Work:
         self._future = Future(settle)
 
     def wait(self, timeout: object = None) -> bool:  # noqa: ARG002 - torch's signature; the round has its own deadline
-        """Whether the tensor now holds the mean. Never raises: the manager has the error."""
+        """Finish the round; whether the tensor has the mean. Never raises: the manager keeps the error."""
         return self._settle()
 
     def synchronize(self) -> None:
@@ -72,6 +72,6 @@ class Work:
         return self._future
 
     def finish(self) -> None:
-        """The tensor is final."""
+        """Run the callbacks: the tensor is final."""
         if not self._future.done():
             self._future.set_result(self.tensor)
