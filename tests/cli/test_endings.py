@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from cli_process import Cli
 
-from atoll.cli.render import ending_lines, ending_text, silence_text
+from atoll.cli.render import ending_lines, ending_text, no_output_text
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus
 
 NOW = 1_000_000.0
@@ -98,7 +98,7 @@ def test_logs_with_nothing_that_was_asked_for_do_not_say_that_nothing_was_printe
     at = inside.at(finished.cli)
     told = at("logs", finished.ok, "--grep", "no such").stderr
     assert told.startswith("ranks 0-1 ")
-    assert told.strip() != silence_text([0, 1], is_narrowed=False)
+    assert told.strip() != no_output_text([0, 1], is_filtered=False)
     assert at("logs", finished.ok, "--tail", "0").stderr == ""
 
 
@@ -114,9 +114,9 @@ def test_an_ending_has_what_is_known_and_nothing_twice():
 def test_of_many_endings_the_first_few_are_told_and_the_rest_named():
     *_, last = told = list(ending_lines([killed(rank) for rank in range(12)], "r", NOW))
     assert len(told) == 9
-    assert last.endswith("ranks 8-11; `atoll status r`")
-    assert silence_text([3], is_narrowed=False).startswith("rank 3 ")
-    assert silence_text([], is_narrowed=False) == ""
+    assert "ranks 8-11; `atoll status r`" in last
+    assert no_output_text([3], is_filtered=False).startswith("rank 3 ")
+    assert no_output_text([], is_filtered=False) == ""
 
 
 @pytest.mark.process

@@ -60,7 +60,7 @@ def test_every_command_that_was_promised_is_there():
 def test_help_of_a_command_is_on_stdout(inside):
     done = inside("run", "--help")
     assert done.code == 0
-    assert "[ENTRY] [-- WORD...]" in done.stdout
+    assert "[ENTRY] [-- ARG...]" in done.stdout
     assert done.stderr == ""
 
 

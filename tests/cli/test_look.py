@@ -239,7 +239,7 @@ def test_top_draws_the_run_and_q_leaves_it_going(cli):
     run = cli.detached("job:until", "-n", 2, "--arg", f"gate={gate}")
     with terminal(cli, "top", run) as screen:
         screen.until("rank 1 waits")
-        drawn = screen.until("q leaves; the run goes on")  # the last line, which may come a moment later
+        drawn = screen.until("q quits; the run continues")  # the last line, which may come a moment later
         for word in (run, "running", "job:until on local", "loss trend", "beat", "▁"):
             assert word in drawn
         assert "\x1b[?1049h" in screen.drawn  # the other screen

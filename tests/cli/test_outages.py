@@ -96,12 +96,12 @@ def test_doctor_and_run_say_what_they_can_about_a_dead_address(inside, monkeypat
 def test_an_outage_is_told_at_once_and_then_now_and_then():
     clock = FakeClock()
     outage, trouble = OutageReporter(clock), BackendUnavailable("throttled")
-    first = outage.hear(trouble)
+    first = outage.report(trouble)
     assert re.search(r"\bbackend\b.*\d\d:\d\d.*: throttled", first)
-    assert outage.hear(trouble) == ""
+    assert outage.report(trouble) == ""
     clock.advance(20)
-    assert outage.hear(trouble) == first == outage.text
-    outage.hear(BackendUnavailable("still throttled"))
+    assert outage.report(trouble) == first == outage.text
+    outage.report(BackendUnavailable("still throttled"))
     assert "still throttled" in outage.text
-    assert re.search(r"\bbackend\b.*\b20s$", outage.hear(None))
-    assert outage.hear(None) == outage.text == ""
+    assert re.search(r"\bbackend\b.*\b20s$", outage.report(None))
+    assert outage.report(None) == outage.text == ""

@@ -16,7 +16,7 @@ from atoll.cli.live import waiting_lines
 from atoll.cli.output import table_text
 from atoll.cli.phases import legend, phases_table, round_json, seconds_text, shape
 from atoll.cli.render import live_table, metric_text, shown_metrics
-from atoll.cli.waits import avoid_text, outlook_text, waiting_text
+from atoll.cli.waits import advice_text, outlook_text, waiting_text
 from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.metrics import Outlook, Waiting, latest_records, round_records, waiting_for
@@ -207,13 +207,13 @@ def test_of_several_that_are_over_it_is_said_how_many_are_needed():
 
 def test_who_waits_for_a_dead_replica_is_told_how_not_to_do_so_again():
     waiting = Waiting(12, (0, 1), (2, 3), Outlook(NOW + 1740, False, None))
-    told = avoid_text(waiting, FOUR, could_restart=True)
+    told = advice_text(waiting, FOUR, could_restart=True)
     assert re.findall("`.*?`", told) == ["`--max-restarts N`", "`--fail-fast`", "`DiLoCo(quorum=N)`"]
-    assert "--max-restarts" not in avoid_text(waiting, FOUR, could_restart=False)
+    assert "--max-restarts" not in advice_text(waiting, FOUR, could_restart=False)
     kept = replace(waiting, is_committed=True)
-    assert re.findall("`.*?`", avoid_text(kept, FOUR, could_restart=False)) == ["`--fail-fast`"]
-    assert avoid_text(replace(waiting, missing=(2,)), FOUR, could_restart=True) == ""
-    assert avoid_text(None, FOUR, could_restart=True) == ""
+    assert re.findall("`.*?`", advice_text(kept, FOUR, could_restart=False)) == ["`--fail-fast`"]
+    assert advice_text(replace(waiting, missing=(2,)), FOUR, could_restart=True) == ""
+    assert advice_text(None, FOUR, could_restart=True) == ""
 
 
 def test_what_one_can_do_is_shown_whole_on_a_narrow_terminal():
@@ -297,7 +297,7 @@ def test_the_screen_shows_the_last_rounds_and_whom_the_next_waits_for(cli):
     with terminal(cli, "top", run, rows=24, columns=200) as screen:
         screen.until(str(Waiting(1, (0,), (1,))))
         drawn = screen.until("shape: c compute")
-        for word in ("exposed", "hidden", "requests", "q leaves"):
+        for word in ("exposed", "hidden", "requests", "q quits"):
             assert word in drawn
         gate.touch()
         screen.until("succeeded")

@@ -146,7 +146,7 @@ def test_plan_shows_what_replicas_are_given_and_secrets_by_reference(inside, mon
     assert "canary" not in done.stdout + done.stderr
     assert inside(*words, "--json").data["spec"]["task"]["args"] == {"steps": 3, "note": "a b", "value": "x" * 200}
     assert "arguments" not in inside("plan", "job:ok").stderr
-    assert "\n  words --lr 'a b'\n" in inside("plan", "words.py", "--", "--lr", "a b").stderr
+    assert "\n  script arguments --lr 'a b'\n" in inside("plan", "words.py", "--", "--lr", "a b").stderr
 
 
 def test_plan_lists_every_reason_for_a_refusal(inside):

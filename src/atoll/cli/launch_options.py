@@ -1,8 +1,6 @@
-"""From the options of `run` and `plan`, through the configuration, to a checked draft of a run.
+"""The options of `run` and `plan`; `draft` merges them with the configuration into a checked draft of a run.
 
-Options that several commands share, and what their values look like.
-
-Which ranks a person means: `all`, `2`, `0-3,7`. Pure.
+Also the options and value formats that several commands share.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import click
@@ -24,10 +23,14 @@ from atoll.runs.config import FIELDS
 from atoll.runs.run import Draft, prepare
 
 F = TypeVar("F", bound=Callable[..., Any])
+_RANKS = re.compile(r"(\d+)(?:-(\d+))?\Z")
+_MOST_CHARACTERS = 100
+"""Characters that `announce` shows of an argument."""
+_OBJECT_HINT = 'write names and values, such as {"lr": 0.001, "steps": 100}'
 
 
 def duration(text: str) -> float:
-    """`90`, `90s`, `15m`, `2h`, `1d` -> seconds."""
+    """Seconds, from `90`, `90s`, `15m`, `2h` or `1d`."""
     try:
         return units.parse_duration(text)
     except ValueError as exc:
@@ -35,7 +38,7 @@ def duration(text: str) -> float:
 
 
 def complete_run(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Run ids of the local index."""
+    """The run ids of the local index that begin so."""
     from atoll.runs.index import everything
 
     return [known.run_id for known in everything() if known.run_id.startswith(incomplete)]
@@ -50,25 +53,25 @@ def complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: s
 run_argument = click.argument("run", shell_complete=complete_run)
 
 store_option = click.option(
-    "--store", metavar="URI", help="Where the run is kept; not needed for runs started on this machine."
+    "--store", metavar="URI", help="The store of the run; not needed for runs started on this machine."
 )
 
 
 def pairs(given: Sequence[str], option: str, *, as_json: bool = False) -> dict[str, Any]:
-    """`("a=1", "b=x")` as a mapping; with `as_json`, values that are JSON are read as JSON, others are texts."""
+    """`("a=1", "b=x")` as a mapping; with `as_json`, values that are valid JSON are parsed, others stay text."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"{option} {text}: write it as `{option} NAME=VALUE`")
         if name in found:
-            raise ConfigError(f"{option} {name} is given twice: which one is it?")
+            raise ConfigError(f"{option} {name} is given twice", hint="leave one out")
         found[name] = json_or_text(value) if as_json else value
     return found
 
 
 def json_or_text(value: str) -> Any:
-    """`3`, `1e-3`, `true`, `[1, 2]`, `"3"` as JSON; anything else is the text itself."""
+    """The value of `3`, `1e-3`, `true`, `[1, 2]` or `"3"`; any text that is not JSON stays as it is."""
     try:
         return json.loads(value, parse_constant=_not_a_constant)
     except ValueError:
@@ -79,16 +82,13 @@ def _not_a_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_PART = re.compile(r"(\d+)(?:-(\d+))?\Z")
-
-
 def ranks(text: str, replicas: int) -> list[int]:
-    """The ranks named, in order, each once."""
+    """The ranks of `all`, `2` or `0-3,7`, in order, each once."""
     if text == "all":
         return list(range(replicas))
     found: set[int] = set()
     for part in text.split(","):
-        match = _PART.match(part.strip())
+        match = _RANKS.match(part.strip())
         if match is None:
             raise ConfigError(f"--rank {text}: write `all`, a rank such as `2`, or several such as `0-3,7`")
         first, last = int(match[1]), int(match[2] or match[1])
@@ -98,13 +98,14 @@ def ranks(text: str, replicas: int) -> list[int]:
     return sorted(found)
 
 
-_LONGEST = 100
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("entry", required=False),
-    click.option("-n", "--replicas", type=int, metavar="N", help="How many replicas.  [default: 1]"),
-    click.option("--on", metavar="BACKEND", shell_complete=complete_backend, help="Where they run.  [default: local]"),
-    click.option("--store", metavar="URI", help="Where they meet: a folder, s3://bucket/prefix, ..."),
-    click.option("--arg", "arg", multiple=True, metavar="NAME=VALUE", help="An argument: JSON if it is, else text."),
+    click.option("-n", "--replicas", type=int, metavar="N", help="Number of replicas.  [default: 1]"),
+    click.option("--on", metavar="BACKEND", shell_complete=complete_backend, help="The backend.  [default: local]"),
+    click.option("--store", metavar="URI", help="The store: a folder, s3://bucket/prefix, ..."),
+    click.option(
+        "--arg", "arg", multiple=True, metavar="NAME=VALUE", help="An argument: parsed if it is JSON, otherwise text."
+    ),
     click.option("--args-json", metavar="JSON", help="Arguments as one JSON object."),
     click.option("--args-file", metavar="FILE", help="Arguments as a JSON file; - is stdin."),
     click.option("--gpu", metavar="NAME[:N]", help="GPUs for each replica, such as H100:8."),
@@ -114,12 +115,16 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--timeout", type=duration, metavar="TIME", help="Time limit of a replica: 90, 90s, 15m, 2h, 1d.  [default: 1d]"
     ),
-    click.option("--grace", type=duration, metavar="TIME", help="Time to end after being asked to.  [default: 10s]"),
-    click.option("--max-restarts", type=int, metavar="N", help="Restarts of a replica that failed.  [default: 0]"),
-    click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the replicas."),
+    click.option(
+        "--grace", type=duration, metavar="TIME", help="Time for a replica to stop before it is killed.  [default: 10s]"
+    ),
+    click.option(
+        "--max-restarts", type=int, metavar="N", help="How often a failed replica is restarted.  [default: 0]"
+    ),
+    click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the replicas."),
     click.option("--secret", multiple=True, metavar="NAME=REF", help="A secret by reference, such as env:HF_TOKEN."),
-    click.option("--rank-env", metavar="NAME", help="A further variable that holds the rank."),
-    click.option("--run-id", metavar="ID", help="The same id and content adopts the run that exists."),
+    click.option("--rank-env", metavar="NAME", help="An additional variable that holds the rank."),
+    click.option("--run-id", metavar="ID", help="With the same id and content, an existing run is adopted."),
     click.option("--workspace", metavar="DIR", help="Send this folder as a code bundle."),
     click.option("--setting", multiple=True, metavar="NAME=VALUE", help="A setting of the backend."),
     click.option("--profile", metavar="NAME", help="A [profiles.NAME] table of atoll.toml."),
@@ -127,14 +132,14 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 
 
 def run_options(function: F) -> F:
-    """The options of `run` and `plan`."""
+    """Add the options of `run` and `plan` to a command."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-def draft(out: Output, options: Mapping[str, Any], words: Sequence[str]) -> Draft:
-    """Check and plan; nothing is started and nothing is written."""
+def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -> Draft:
+    """Check the options and plan the run; nothing is started and nothing is written."""
     problems = Problems()
     flags = {name: options[name] for name in FIELDS if options[name] is not None}
     tables: dict[str, Callable[[], dict[str, Any]]] = {
@@ -153,12 +158,12 @@ def draft(out: Output, options: Mapping[str, Any], words: Sequence[str]) -> Draf
     launch = settings.launch_options()
     launch["settings"] = {**launch.get("settings", {}), **(own or {})}
     if "entry" not in launch:
-        raise ConfigError("what should run?", hint="`atoll run module:function`, or `entry = ...` in atoll.toml")
-    return prepare(**launch, argv=tuple(words), run_id=options["run_id"])
+        raise ConfigError("no entry point", hint="name it: `atoll run module:function`, or `entry = ...` in atoll.toml")
+    return prepare(**launch, argv=tuple(script_args), run_id=options["run_id"])
 
 
 def announce(out: Output, made: Draft) -> None:
-    """What is about to start, for people."""
+    """Print what is about to start."""
     placement = made.spec.placement
     count = f"{placement.replicas} replica{'' if placement.replicas == 1 else 's'}"
     gpu = f" with {placement.gpu}" if placement.gpu else ""
@@ -166,7 +171,7 @@ def announce(out: Output, made: Draft) -> None:
     run_id = out.paint(made.spec.run_id, "bold", on_stderr=True)
     out.say(f"{run_id}  {made.spec.task.entry} on {made.executor.name}: {count}{gpu}, at most {limit}")
     out.say(out.paint(f"  store {made.store.uri}", "dim", on_stderr=True))
-    for line in _given(made):
+    for line in _inputs(made):
         out.say(out.paint(f"  {line}", "dim", on_stderr=True))
     if made.bundle is not None:
         out.say("\n".join(f"  {line}" for line in made.bundle.manifest.text().splitlines()))
@@ -174,32 +179,30 @@ def announce(out: Output, made: Draft) -> None:
         out.say(f"  note: {note}")
 
 
-def _given(made: Draft) -> Iterator[str]:
-    """What replicas get from the user; secrets only by where they are found."""
+def _inputs(made: Draft) -> Iterator[str]:
+    """The arguments of the replicas, and the references, never the values, of their secrets."""
     task, secrets = made.spec.task, made.spec.placement.secrets
     if task.args:
         yield "arguments " + ", ".join(f"{name}={_short(value)}" for name, value in task.args.items())
     if task.argv:
-        yield f"words {' '.join(map(shlex.quote, task.argv))}"
+        yield f"script arguments {' '.join(map(shlex.quote, task.argv))}"
     if secrets:
         yield "secrets " + ", ".join(f"{name} from {reference}" for name, reference in secrets.items())
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return cut(text if text.isprintable() else json.dumps(value), _LONGEST)
+    return cut(text if text.isprintable() else json.dumps(value), _MOST_CHARACTERS)
 
 
 def draft_json(made: Draft) -> dict[str, Any]:
-    """A draft for programs."""
-    from dataclasses import asdict
-
+    """The draft for programs."""
     bundle = asdict(made.bundle.manifest) if made.bundle is not None else None
     return {"plan": made.plan.to_json(), "spec": made.spec.to_json(), "store": made.store.uri, "bundle": bundle}
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A file, then `--args-json`, then single `--arg`s: the more particular one counts."""
+    """The arguments: `--arg` overrides `--args-json`, which overrides `--args-file`."""
     found: dict[str, Any] = {}
     if (path := options["args_file"]) is not None:
         found |= _object(_read(path), f"--args-file {path}")
@@ -222,7 +225,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as exc:
-        raise ConfigError(f"{where}: not JSON: {exc}") from exc
+        raise ConfigError(f"{where}: not JSON: {exc}", hint=_OBJECT_HINT) from exc
     if not isinstance(found, dict):
-        raise ConfigError(f"{where}: arguments are a JSON object of names and values")
+        raise ConfigError(f"{where}: not a JSON object", hint=_OBJECT_HINT)
     return found

@@ -1,7 +1,4 @@
-"""`atoll backends`: what is registered, what it can do, and whether it would load.
-
-What is known about registered adapters without building one: do they load, what is missing, what can they do.
-"""
+"""`atoll backends`: the registered executors and stores, whether each one loads here, and what it supports."""
 
 from __future__ import annotations
 
@@ -19,9 +16,12 @@ from atoll.registry import install_command
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*;.*extra *== *['\"]([A-Za-z0-9._-]+)['\"]")
 
 
+_STYLES = {"ready": "good", "not installed": "warn", "broken": "bad"}
+
+
 @dataclass(frozen=True)
 class Adapter:
-    """One row of the registry, tried."""
+    """A row of the registry, after an attempt to load it."""
 
     kind: str
     name: str
@@ -33,13 +33,35 @@ class Adapter:
     can: tuple[str, ...] = ()
 
 
-def adapters() -> list[Adapter]:
-    """Every executor and store; one that is broken is listed as broken."""
-    return [_tried(kind, name, row) for kind in ("executor", "store") for name, row in registry.known(kind).items()]
+@command("Set up", short_help="List backends and stores: what they support, what they need.")
+def backends_command(out: Output) -> None:
+    """List all executors and stores, built in or from other packages, and whether each one loads here."""
+    found = _adapters()
+    out.data({"adapters": [asdict(adapter) for adapter in found]})
+    for kind in ("executor", "store"):
+        rows = tuple(_row(adapter) for adapter in found if adapter.kind == kind)
+        columns = (Column(kind), Column("state"), Column("extra"), Column("notes", is_flexible=True))
+        table = Table(columns, rows).without_empty_columns()
+        out.text(table_text(table, width=out.width(), colour=out.has_colour()) + ("\n" if kind == "executor" else ""))
 
 
-def abilities(capabilities: Capabilities) -> Iterator[str]:
-    """Capabilities in words."""
+def _row(adapter: Adapter) -> tuple[Cell, ...]:
+    notes = adapter.problem or "; ".join(adapter.can)
+    return (
+        Cell(adapter.name, "bold"),
+        Cell(adapter.state, _STYLES[adapter.state]),
+        Cell(f"atoll[{adapter.extra}]" if adapter.extra else "", "dim"),
+        Cell(one_line(notes)),
+    )
+
+
+def _adapters() -> list[Adapter]:
+    """All registered executors and stores."""
+    return [_loaded(kind, name, row) for kind in ("executor", "store") for name, row in registry.known(kind).items()]
+
+
+def _abilities(capabilities: Capabilities) -> Iterator[str]:
+    """The capabilities as short texts."""
     yield f"code: {', '.join(sorted(capabilities.code))}"
     if capabilities.images:
         yield "images"
@@ -55,23 +77,23 @@ def abilities(capabilities: Capabilities) -> Iterator[str]:
         yield f"at most {capabilities.max_replicas} replicas"
 
 
-def _tried(kind: str, name: str, row: registry.Row) -> Adapter:
+def _loaded(kind: str, name: str, row: registry.Row) -> Adapter:
     try:
         adapter = registry.load(kind, name)
-        can = tuple(abilities(adapter.capabilities)) if kind == "executor" else ()
-    except Exception as exc:  # noqa: BLE001  whatever a plug-in does when imported, it is only listed as broken
+        can = tuple(_abilities(adapter.capabilities)) if kind == "executor" else ()
+    except Exception as exc:  # noqa: BLE001  a plug-in that fails in any way is listed as broken
         problem = getattr(exc, "message", "") or f"{type(exc).__name__}: {exc}"
         return Adapter(kind, name, row.path, row.extra, "broken", problem)
     missing = [package for package in _packages_of(row.extra) if not _is_installed(package)]
     if missing:
-        problem = f"{', '.join(missing)} is missing: {install_command(row.extra or '')}"
+        problem = f"not installed: {', '.join(missing)}; install with: {install_command(row.extra or '')}"
         return Adapter(kind, name, row.path, row.extra, "not installed", problem, can)
     return Adapter(kind, name, row.path, row.extra, "ready", can=can)
 
 
 @cache
 def _packages_of(extra: str | None) -> tuple[str, ...]:
-    """The packages that an extra of ours asks for, as our own metadata says."""
+    """The packages that an extra of Atoll requires, from the metadata of the installed package."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -90,28 +112,3 @@ def _is_installed(package: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
-
-
-_STYLES = {"ready": "good", "not installed": "warn", "broken": "bad"}
-
-
-@command("Set up", short_help="List backends and stores: what they can do, what they need.")
-def backends_command(out: Output) -> None:
-    """List every executor and store, built in or added by a package, and whether it would load here."""
-    found = adapters()
-    out.data({"adapters": [asdict(adapter) for adapter in found]})
-    for kind in ("executor", "store"):
-        rows = tuple(_row(adapter) for adapter in found if adapter.kind == kind)
-        columns = (Column(kind), Column("state"), Column("extra"), Column("notes", is_flexible=True))
-        table = Table(columns, rows).without_empty_columns()
-        out.text(table_text(table, width=out.width(), colour=out.has_colour()) + ("\n" if kind == "executor" else ""))
-
-
-def _row(adapter: Adapter) -> tuple[Cell, ...]:
-    notes = adapter.problem or "; ".join(adapter.can)
-    return (
-        Cell(adapter.name, "bold"),
-        Cell(adapter.state, _STYLES[adapter.state]),
-        Cell(f"atoll[{adapter.extra}]" if adapter.extra else "", "dim"),
-        Cell(one_line(notes)),
-    )

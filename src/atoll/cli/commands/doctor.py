@@ -1,7 +1,4 @@
-"""`atoll doctor`: would it work here? Each check proves something with a harmless call, and says what to do if not.
-
-The findings of `atoll doctor`: about this machine, a backend, a store.
-"""
+"""`atoll doctor`: check this machine, a backend and a store with harmless calls; each failed check has a hint."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ from atoll.runs.config import Config
 _LEAST_PYTHON = (3, 11)
 _COMPILERS = "`apt install gcc`, `dnf install gcc`, `xcode-select --install`"
 _PACKAGES = ("click", "rich")
+_ERRORS: dict[str, type[AtollError]] = {"machine": ConfigError, "backend": BackendError, "store": StoreError}
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,66 @@ class Finding:
     kind: str
     check: Check
     is_input: bool = False
-    """What failed was not tried: the words for it have to change, as they would for `run`."""
+    """The check failed because of the user's input (an address, a setting), before any call was made."""
 
 
-def machine_findings() -> tuple[list[Finding], Config | None]:
-    """Python, packages, codecs, home folder, configuration; and the configuration if it could be read."""
+@command("Set up", short_help="Check this machine, a backend and a store; say how to fix what fails.")
+@click.argument("backend", required=False, shell_complete=complete_backend)
+@click.option("--store", metavar="URI", help="The store to check.  [default: the configured one]")
+def doctor_command(out: Output, backend: str | None, store: str | None) -> None:
+    """Check this machine, the BACKEND (or the configured one) and the store.
+
+    Exit code 0 if all checks pass. Otherwise the first of these: 2 for this machine, its configuration, or an address
+    or setting that is wrong, 3 for the backend, 4 for the store.
+    """
+    findings, settings = _machine_findings()
+    name = backend or (settings.get("on") if settings else "local")
+    own = settings.executor_settings(name) if settings else {}
+    findings += _backend_findings(name, own)
+    findings += _store_findings(store or (settings.get("store") if settings else default_store()))
+    out.data({"checks": [{"kind": f.kind, **asdict(f.check)} for f in findings]})
+    out.text(_table_text(out, findings))
+    _raise_for(findings)
+
+
+def _table_text(out: Output, findings: list[Finding]) -> str:
+    columns = (Column("check"), Column(""), Column("result", is_flexible=True))
+    rows = tuple(
+        (
+            Cell(f"{f.kind} {f.check.name}"),
+            Cell("ok", "good") if f.check.ok else Cell("FAILED", "bad"),
+            Cell(one_line(f.check.message)),
+        )
+        for f in findings
+    )
+    lines = table_text(Table(columns, rows), width=out.width(), colour=out.has_colour()).split("\n")
+    shown = lines[:1]
+    for line, finding in zip(lines[1:], findings, strict=True):
+        shown.append(line)
+        if finding.check.hint:
+            shown.append(f"    {out.paint('hint:', 'busy')} {finding.check.hint}")
+    return "\n".join(shown)
+
+
+def _raise_for(findings: list[Finding]) -> None:
+    failed = [finding for finding in findings if not finding.check.ok]
+    for kind, error in _ERRORS.items():
+        if any(("machine" if finding.is_input else finding.kind) == kind for finding in failed):
+            names = ", ".join(f"{f.kind} {f.check.name}" for f in failed)
+            raise error(
+                f"{len(failed)} of {len(findings)} checks failed: {names}", hint="follow the hints in the table"
+            )
+
+
+def _machine_findings() -> tuple[list[Finding], Config | None]:
+    """Check Python, packages, codecs, home folder and configuration; return the configuration too if it is valid."""
     configuration, settings = _configuration()
     checks = [_python(), _packages(), _codecs(), _home(), configuration]
     return [Finding("machine", check) for check in checks], settings
 
 
-def backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
-    """What the backend says about itself. A name that does not exist is the caller's mistake, not a finding."""
+def _backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
+    """The checks of the backend itself. Raises `UnknownName` for a backend that does not exist."""
     try:
         executor = registry.executor(name, **settings)
     except UnknownName:
@@ -57,7 +103,7 @@ def backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     except ConfigError as exc:
         return [Finding("backend", Check(name, False, exc.message, exc.hint or ""), is_input=True)]
     if not isinstance(executor, Diagnoser):
-        return [Finding("backend", Check(name, True, "loads; it has no checks of its own"))]
+        return [Finding("backend", Check(name, True, "it loads; it has no checks of its own"))]
     try:
         checks = executor.diagnose()
     except AtollError as exc:
@@ -65,8 +111,8 @@ def backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     return [Finding("backend", check) for check in checks]
 
 
-def store_findings(uri: str) -> list[Finding]:
-    """Create, race, read, list and delete a few objects in a corner of the store; nothing is left behind."""
+def _store_findings(uri: str) -> list[Finding]:
+    """Create (also concurrently), read, list and delete a few objects under a prefix of their own."""
     from atoll.stores.probe import probe
 
     try:
@@ -81,7 +127,9 @@ def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     least = ".".join(map(str, _LEAST_PYTHON))
     is_new = sys.version_info[:2] >= _LEAST_PYTHON
-    return Check("python", is_new, f"{version} at {sys.executable}", "" if is_new else f"Python {least} or newer")
+    return Check(
+        "python", is_new, f"{version} at {sys.executable}", "" if is_new else f"install Python {least} or newer"
+    )
 
 
 def _packages() -> Check:
@@ -98,7 +146,7 @@ def _packages() -> Check:
 
 
 def _codecs() -> Check:
-    """Who computes what codecs need. Whoever it is, it works; the question is how fast."""
+    """Whether the codecs are compiled. Without it numpy computes the same bits, more slowly."""
     if find_spec("numpy") is None or find_spec("xxhash") is None:
         return Check("codecs", True, "numpy and xxhash are not installed; only training and its tools need them")
     from atoll.kernels import fused, native
@@ -110,24 +158,24 @@ def _codecs() -> Check:
     try:
         compiled = native.load()
     except NotUsable as exc:
-        cost = "two to five times as slow: numpy does the work, to the same bits"
+        cost = "two to five times slower: numpy computes the same bits"
         return Check("codecs", True, f"not compiled, so {cost}; {exc}", _how_to_compile(exc))
     if wrong := [
         name for name in CODECS if isinstance(how := codec(name), BlockCodec) and not agrees_with_numpy(compiled, how)
     ]:
         return Check(
-            "codecs", True, f"compiled, but numpy computes {', '.join(wrong)}: the compiled code gives other bits"
+            "codecs", True, f"compiled, but numpy computes {', '.join(wrong)}: the compiled code gave different bits"
         )
     try:
         fused.load()
     except NotUsable as exc:
-        cost = "sums and checksums are not, so slower: numpy does the work, to the same bits"
+        cost = "sums and checksums are not, so they are slower: numpy computes the same bits"
         return Check("codecs", True, f"compiled; {cost}; {exc}", _how_to_compile(exc))
     return Check("codecs", True, "compiled, and so are sums and checksums")
 
 
 def _how_to_compile(reason: Exception) -> str:
-    """What to install; nothing if that would not change it."""
+    """How to compile the codecs; empty if an installation would not help."""
     from atoll.kernels.native import NotBuilt
     from atoll.registry import reinstall_command
 
@@ -155,54 +203,5 @@ def _configuration() -> tuple[Check, Config | None]:
         settings = config.load()
     except ConfigError as exc:
         return Check("config", False, " ".join(exc.message.split()), "`atoll config` shows each problem"), None
-    where = settings.file or "no atoll.toml here; defaults and ATOLL_* variables"
+    where = settings.file or "no atoll.toml in this folder; defaults and ATOLL_* variables apply"
     return Check("config", True, "; ".join([where, *settings.warnings])), settings
-
-
-_ERRORS: dict[str, type[AtollError]] = {"machine": ConfigError, "backend": BackendError, "store": StoreError}
-
-
-@command("Set up", short_help="Check this machine, a backend and a store, with a hint for what fails.")
-@click.argument("backend", required=False, shell_complete=complete_backend)
-@click.option("--store", metavar="URI", help="The store to try.  [default: the configured one]")
-def doctor_command(out: Output, backend: str | None, store: str | None) -> None:
-    """Check this machine, the BACKEND (or the configured one) and the store.
-
-    Exit code 0 if all is well, else that of the first kind of trouble: 2 this machine, its configuration, or an address
-    or setting that has to change, 3 the backend, 4 the store.
-    """
-    findings, settings = machine_findings()
-    name = backend or (settings.get("on") if settings else "local")
-    own = settings.executor_settings(name) if settings else {}
-    findings += backend_findings(name, own)
-    findings += store_findings(store or (settings.get("store") if settings else default_store()))
-    out.data({"checks": [{"kind": f.kind, **asdict(f.check)} for f in findings]})
-    out.text(_table_text(out, findings))
-    _raise_for(findings)
-
-
-def _table_text(out: Output, findings: list[Finding]) -> str:
-    columns = (Column("check"), Column(""), Column("found", is_flexible=True))
-    rows = tuple(
-        (
-            Cell(f"{f.kind} {f.check.name}"),
-            Cell("ok", "good") if f.check.ok else Cell("FAILED", "bad"),
-            Cell(one_line(f.check.message)),
-        )
-        for f in findings
-    )
-    lines = table_text(Table(columns, rows), width=out.width(), colour=out.has_colour()).split("\n")
-    shown = lines[:1]
-    for line, finding in zip(lines[1:], findings, strict=True):
-        shown.append(line)
-        if finding.check.hint:
-            shown.append(f"    {out.paint('hint:', 'busy')} {finding.check.hint}")
-    return "\n".join(shown)
-
-
-def _raise_for(findings: list[Finding]) -> None:
-    failed = [finding for finding in findings if not finding.check.ok]
-    for kind, error in _ERRORS.items():
-        if any(("machine" if finding.is_input else finding.kind) == kind for finding in failed):
-            names = ", ".join(f"{f.kind} {f.check.name}" for f in failed)
-            raise error(f"{len(failed)} of {len(findings)} checks failed: {names}")
