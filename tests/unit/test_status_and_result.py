@@ -11,7 +11,7 @@ import pytest
 
 from atoll.errors import RunFailed
 from atoll.executors.local.request import local_status
-from atoll.replica.rank_process import RankProcess, StopReason, fate_of
+from atoll.replica.rank_process import RankProcess, StopReason, exit_verdict
 from atoll.result import (
     ErrorReport,
     ReplicaOutcome,
@@ -69,55 +69,55 @@ def test_status_survives_json():
 
 
 @pytest.mark.parametrize(
-    ("wait_status", "asked", "record", "oom", "state", "reason", "code"),
+    ("wait_status", "stop_reason", "record", "oom", "state", "reason", "code"),
     [
-        (exited(0), StopReason.NOTHING, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
-        (exited(0), StopReason.NOTHING, None, False, S.FAILED, Reason.NO_OUTCOME, 0),
-        (exited(1), StopReason.NOTHING, FAILURE, False, S.FAILED, Reason.USER_ERROR, 1),
-        (exited(3), StopReason.NOTHING, None, False, S.FAILED, Reason.USER_ERROR, 3),
-        (exited(1), StopReason.NOTHING, SUCCESS, False, S.FAILED, Reason.USER_ERROR, 1),
-        (signal.SIGSEGV, StopReason.NOTHING, SUCCESS, False, S.FAILED, Reason.KILLED, 139),
-        (signal.SIGKILL, StopReason.NOTHING, None, False, S.FAILED, Reason.KILLED, 137),
-        (signal.SIGKILL, StopReason.NOTHING, None, True, S.FAILED, Reason.OOM, 137),
-        (signal.SIGSEGV, StopReason.NOTHING, None, True, S.FAILED, Reason.KILLED, 139),
+        (exited(0), StopReason.NONE, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
+        (exited(0), StopReason.NONE, None, False, S.FAILED, Reason.NO_OUTCOME, 0),
+        (exited(1), StopReason.NONE, FAILURE, False, S.FAILED, Reason.USER_ERROR, 1),
+        (exited(3), StopReason.NONE, None, False, S.FAILED, Reason.USER_ERROR, 3),
+        (exited(1), StopReason.NONE, SUCCESS, False, S.FAILED, Reason.USER_ERROR, 1),
+        (signal.SIGSEGV, StopReason.NONE, SUCCESS, False, S.FAILED, Reason.KILLED, 139),
+        (signal.SIGKILL, StopReason.NONE, None, False, S.FAILED, Reason.KILLED, 137),
+        (signal.SIGKILL, StopReason.NONE, None, True, S.FAILED, Reason.OOM, 137),
+        (signal.SIGSEGV, StopReason.NONE, None, True, S.FAILED, Reason.KILLED, 139),
         (signal.SIGKILL, StopReason.TIMEOUT, None, False, S.FAILED, Reason.TIMEOUT, 137),
         (exited(143), StopReason.CANCEL, FAILURE, False, S.CANCELLED, Reason.CANCELLED, 143),
         (exited(143), StopReason.PREEMPT, FAILURE, False, S.FAILED, Reason.PREEMPTED, 143),
         (exited(0), StopReason.CANCEL, SUCCESS, False, S.SUCCEEDED, Reason.OK, 0),
     ],
 )
-def test_what_became_of_a_process(wait_status, asked, record, oom, state, reason, code):
-    fate = fate_of(wait_status, asked, record, limit_s=5, oom=oom)
-    assert (fate.state, fate.reason, fate.exit_code) == (state, reason, code)
+def test_what_became_of_a_process(wait_status, stop_reason, record, oom, state, reason, code):
+    verdict = exit_verdict(wait_status, stop_reason, record, limit_s=5, oom=oom)
+    assert (verdict.state, verdict.reason, verdict.exit_code) == (state, reason, code)
 
 
-def test_a_charge_restarts_until_it_may_not_and_its_limit_counts_from_the_first_start():
-    charge = RankProcess(0, max_restarts=1, timeout_s=10, grace_s=1)
-    charge.started(100, now=0.0, wall=0.0)
-    charge.ended(fate_of(exited(1), StopReason.NOTHING, None, limit_s=10, oom=False), wall=1.0)
-    charge.stored(now=1.0)
-    assert (charge.state, charge.attempt, charge.start_at) == (S.PENDING, 1, 1.25)
-    charge.started(101, now=2.0, wall=2.0)
-    assert charge.limit_at == 10.0
-    assert re.search(r"\b0\b.*\b1\b", charge.message), "which attempt ended, and its exit code"
-    charge.ended(fate_of(exited(1), StopReason.NOTHING, None, limit_s=10, oom=False), wall=3.0)
-    charge.stored(now=3.0)
-    assert (charge.state, charge.attempt) == (S.FAILED, 1)
+def test_a_rank_restarts_until_it_may_not_and_its_limit_counts_from_the_first_start():
+    process = RankProcess(0, max_restarts=1, timeout_s=10, grace_s=1)
+    process.started(100, now=0.0, wall=0.0)
+    process.ended(exit_verdict(exited(1), StopReason.NONE, None, limit_s=10, oom=False), wall=1.0)
+    process.stored(now=1.0)
+    assert (process.state, process.attempt, process.start_at) == (S.PENDING, 1, 1.25)
+    process.started(101, now=2.0, wall=2.0)
+    assert process.limit_at == 10.0
+    assert re.search(r"\b0\b.*\b1\b", process.message), "which attempt ended, and its exit code"
+    process.ended(exit_verdict(exited(1), StopReason.NONE, None, limit_s=10, oom=False), wall=3.0)
+    process.stored(now=3.0)
+    assert (process.state, process.attempt) == (S.FAILED, 1)
 
 
 def test_a_timeout_is_not_restarted():
-    charge = RankProcess(0, max_restarts=5, timeout_s=10, grace_s=1)
-    charge.started(100, now=0.0, wall=0.0)
-    charge.asked = StopReason.TIMEOUT
-    charge.ended(fate_of(signal.SIGKILL, StopReason.TIMEOUT, None, limit_s=10, oom=False), wall=11.0)
-    charge.stored(now=11.0)
-    assert (charge.state, charge.reason) == (S.FAILED, Reason.TIMEOUT)
+    process = RankProcess(0, max_restarts=5, timeout_s=10, grace_s=1)
+    process.started(100, now=0.0, wall=0.0)
+    process.stop_reason = StopReason.TIMEOUT
+    process.ended(exit_verdict(signal.SIGKILL, StopReason.TIMEOUT, None, limit_s=10, oom=False), wall=11.0)
+    process.stored(now=11.0)
+    assert (process.state, process.reason) == (S.FAILED, Reason.TIMEOUT)
 
 
-def test_without_a_shepherd_only_what_was_over_is_believed():
+def test_without_a_supervisor_only_terminal_states_are_kept():
     rows = [ReplicaStatus(0, S.SUCCEEDED).to_json(), ReplicaStatus(1, S.RUNNING).to_json()]
-    alive = local_status(2, rows, shepherd_lives=True, cancel_asked=False)
-    dead = local_status(2, rows, shepherd_lives=False, cancel_asked=False)
+    alive = local_status(2, rows, supervisor_runs=True, cancel_requested=False)
+    dead = local_status(2, rows, supervisor_runs=False, cancel_requested=False)
     assert [r.state for r in alive.replicas] == [S.SUCCEEDED, S.RUNNING]
     assert [r.state for r in dead.replicas] == [S.SUCCEEDED, S.LOST]
 
@@ -252,11 +252,11 @@ def test_an_error_of_the_users_own_is_not_taken_for_one_of_ours():
 
 def test_a_vain_wait_for_others_is_a_timeout_and_may_be_started_again():
     record = {"state": "failed", "reason": "timeout", "message": "QuorumLost: x"}
-    charge = RankProcess(0, max_restarts=1, timeout_s=10, grace_s=1)
-    charge.started(100, now=0.0, wall=0.0)
-    charge.ended(fate_of(exited(5), StopReason.NOTHING, record, limit_s=10, oom=False), wall=1.0)
-    charge.stored(now=1.0)
-    assert (charge.state, charge.attempt) == (S.PENDING, 1)
+    process = RankProcess(0, max_restarts=1, timeout_s=10, grace_s=1)
+    process.started(100, now=0.0, wall=0.0)
+    process.ended(exit_verdict(exited(5), StopReason.NONE, record, limit_s=10, oom=False), wall=1.0)
+    process.stored(now=1.0)
+    assert (process.state, process.attempt) == (S.PENDING, 1)
 
 
 def test_training_is_complete_if_somebody_finished_it_and_nobody_was_cut_off():

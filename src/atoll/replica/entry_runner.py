@@ -1,15 +1,15 @@
-"""The replica itself: read `run.json`, find the code, call the entry point, leave an outcome whatever happens.
+"""Runs one replica: read `run.json`, load the user's code, call the entry point, and always write an outcome.
 
-Tracebacks as users would see them in a script of their own: our frames are left out.
-
-Of an error of the user's own, those that led to their code. Of an error of ours also those after it: where we found out
-helps nobody but us, and what we were told below it is in our message. `ATOLL_DEBUG=1` shows all.
+Tracebacks show what users would see in a script of their own. Of an error in user code, the frames of Atoll that led
+to the user's code are left out. Of an error that Atoll raised, the frames of Atoll below the user's call are left out
+too, because its message says what was wrong. `ATOLL_DEBUG=1` shows all frames.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,69 +20,40 @@ from contextlib import suppress
 from inspect import Parameter, signature
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
+from types import ModuleType
 from typing import Any
 
 import atoll
 from atoll.context import ReplicaContext, make_current
-from atoll.errors import AtollError, ConfigError, CorruptUpdate, InternalError, QuorumLost, StoreUnavailable
+from atoll.errors import (
+    AtollError,
+    ConfigError,
+    CorruptUpdate,
+    InternalError,
+    QuorumLost,
+    StoreUnavailable,
+    did_you_mean,
+)
 from atoll.keys import RunKeys
 from atoll.log_lines import log_to_stderr_of_replica
-from atoll.replica.spool import Attempt, Spool, write_at_any_price
+from atoll.replica.spool import Attempt
 from atoll.spec import Entry, loading, object_problem, playing
 from atoll.status import Reason, ReplicaState
 
+_TERMINATED = 128 + signal.SIGTERM
+_RESULT_DEPTH = 900
+"""Recursion limit while a result is written: a reader with the default limit can parse what fits in it."""
+_MAX_TEXT, _HEAD = 100_000, 20_000
+"""Characters of a traceback that are kept, and how many of them from its beginning."""
 _LEADING = ("atoll/replica/", "importlib/", "<frozen ")
 _OURS = os.path.dirname(os.path.abspath(atoll.__file__)) + os.sep
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
-
-def traceback_text(exc: BaseException) -> str:
-    """What `traceback.format_exception` gives, without our frames."""
-    shown = TracebackException(type(exc), exc, exc.__traceback__)
-    if not os.environ.get("ATOLL_DEBUG"):
-        while len(shown.stack) > 1 and any(mark in shown.stack[0].filename for mark in _LEADING):
-            del shown.stack[0]
-        _shorten(shown, exc)
-    return "".join(shown.format())
-
-
-def _shorten(shown: TracebackException, exc: BaseException) -> None:
-    """Cut what is ours from an error of ours, and from those that it came of."""
-    if isinstance(exc, AtollError) and not isinstance(exc, InternalError):
-        entered = next((at for at, frame in enumerate(shown.stack) if _is_ours(frame)), len(shown.stack))
-        if entered:  # else nobody but us had a part in it
-            del shown.stack[entered:]
-        if shown.__cause__ is not None and not _has_users_frames(shown.__cause__):
-            shown.__cause__ = None
-        if shown.__context__ is not None and not _has_users_frames(shown.__context__):
-            shown.__context__ = None
-    if shown.__cause__ is not None and exc.__cause__ is not None:
-        _shorten(shown.__cause__, exc.__cause__)
-    if shown.__context__ is not None and exc.__context__ is not None:
-        _shorten(shown.__context__, exc.__context__)
-
-
-def _has_users_frames(shown: TracebackException) -> bool:
-    return any(not (_is_ours(frame) or _is_installed(frame)) for frame in shown.stack)
-
-
-def _is_ours(frame: FrameSummary) -> bool:
-    return frame.filename.startswith(_OURS)
-
-
-def _is_installed(frame: FrameSummary) -> bool:
-    return frame.filename.startswith((*_INSTALLED, "<frozen "))
-
-
-_TERMINATED = 128 + signal.SIGTERM
-_RESULT_DEPTH = 900
-"""What is nested deeper could be written by a program that has raised its own limit, and then read by nobody."""
-_MOST_TEXT, _HEAD = 100_000, 20_000
-"""Characters of a traceback that are kept, and how many of them from its beginning: that is where it went wrong."""
+log = logging.getLogger("atoll.replica")
 
 
 def run(attempt: Attempt) -> int:
-    """Be the replica that the environment describes. Returns the exit code; the outcome is in the spool by then."""
+    """Run the replica that the environment describes. Returns the exit code, after the outcome is in the spool."""
     started_at, pid = time.time(), os.getpid()
     signal.signal(signal.SIGTERM, _terminate)
     log_to_stderr_of_replica(os.environ)  # the run may have its own ATOLL_LOG
@@ -91,16 +62,16 @@ def run(attempt: Attempt) -> int:
         task = _read_task(context)
         context = ReplicaContext.from_environment(os.environ, task["args"])
         make_current(context)
-        value = _perform(task, context)
-        # A child that user code forked and did not end comes here too; it is not the replica.
+        value = _run_entry(task, context)
+        # A child that user code forked and did not end gets here too; it is not the replica.
         report = _success(value, attempt) if os.getpid() == pid else {"exit_code": 0}
-    except BaseException as exc:  # noqa: BLE001  whatever it was, it is recorded
+    except BaseException as exc:  # noqa: BLE001  every error is recorded
         report = _failure(exc)
     finally:
-        # The verdict is being written: a late request to stop must not tear it up.
+        # A late request to stop must not interrupt the writing of the outcome.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if os.getpid() == pid:
-        _leave(report, attempt, started_at)
+        _write_outcome(report, attempt, started_at)
     return int(report["exit_code"])
 
 
@@ -109,7 +80,7 @@ def _read_task(context: ReplicaContext) -> dict[str, Any]:
     return record["spec"]["task"]  # type: ignore[no-any-return]
 
 
-def _perform(task: dict[str, Any], context: ReplicaContext) -> Any:
+def _run_entry(task: dict[str, Any], context: ReplicaContext) -> Any:
     root = _code_root(task, context)
     entry = Entry.parse(task["entry"])
     sys.argv = [entry.script or f"{entry.module}", *task["argv"]]
@@ -118,21 +89,25 @@ def _perform(task: dict[str, Any], context: ReplicaContext) -> Any:
         sys.path.insert(0, os.path.dirname(path))
         if entry.function is None:
             playing(path)
-            return _run_script(path)
+            import runpy
+
+            runpy.run_path(path, run_name="__main__")
+            return None
     with loading():
-        function = _function(entry, root)
+        function = _load_function(entry, root)
+    log.debug("rank %d: call %s", context.rank, task["entry"])
     return _call(function, context, task["args"])
 
 
 def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
-    """Go to the folder with the user's code, and make it importable."""
+    """Change to the folder with the user's code, and make it importable."""
     code = task["code"]
     if code["kind"] == "bundle":
         from atoll.bundle import fetch_and_unpack
 
         assert context.spool is not None
-        shelf = Path(context.spool).parents[1] / "code"
-        root = str(fetch_and_unpack(context.store, code["digest"], shelf))
+        folder = Path(context.spool).parents[1] / "code"
+        root = str(fetch_and_unpack(context.store, code["digest"], folder))
     else:
         root = code["root"] or os.getcwd()
     os.chdir(root)
@@ -140,38 +115,15 @@ def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
     return root
 
 
-def _run_script(path: str) -> None:
-    import runpy
-
-    runpy.run_path(path, run_name="__main__")
-
-
-def _function(entry: Entry, root: str) -> Callable[..., Any]:
-    if entry.script is not None:
-        return _function_of_script(os.path.join(root, entry.script), entry.function or "")
-    return _attribute(importlib.import_module(entry.module or ""), entry)
-
-
-def _function_of_script(path: str, function: str) -> Callable[..., Any]:
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    name = Path(path).stem
-    if name in sys.modules or not name.isidentifier():
-        name = "__atoll_main__"
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"cannot load `{path}`")
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return _attribute(module, Entry(None, path, function))
-
-
-def _attribute(module: Any, entry: Entry) -> Callable[..., Any]:
-    where, name = entry.module or entry.script, entry.function or ""
+def _load_function(entry: Entry, root: str) -> Callable[..., Any]:
+    if entry.script is None:
+        module = importlib.import_module(entry.module or "")
+        where = entry.module
+    else:
+        where = os.path.join(root, entry.script)
+        module = _load_script(where)
+    name = entry.function or ""
     if not hasattr(module, name):
-        from atoll.errors import did_you_mean
-
         meant = did_you_mean(name, [n for n in vars(module) if not n.startswith("_")])
         raise ConfigError(f"`{where}` has no function `{name}`{meant}")
     found = getattr(module, name)
@@ -180,11 +132,25 @@ def _attribute(module: Any, entry: Entry) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def _load_script(path: str) -> ModuleType:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name = Path(path).stem
+    if name in sys.modules or not name.isidentifier():
+        name = "__atoll_main__"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"cannot load `{path}`")
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[str, Any]) -> Any:
     """Call with the context first if the function asks for it, and with every argument by name."""
     try:
         takes = signature(function)
-    except ValueError:  # compiled code need not say what it takes, and cannot ask for the context
+    except ValueError:  # compiled code may have no signature; then it cannot ask for the context
         return function(**args)
     parameters = list(takes.parameters.values())
     positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -194,7 +160,7 @@ def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[s
     try:
         takes.bind(*leading, **args)
     except TypeError as exc:
-        name = getattr(function, "__name__", type(function).__name__)  # a callable object need not have one
+        name = getattr(function, "__name__", type(function).__name__)
         raise ConfigError(f"arguments do not fit `{name}{takes}`: {exc}") from exc
     return function(*leading, **args)
 
@@ -206,19 +172,19 @@ def _is_context(name: str, annotation: Any) -> bool:
 def _success(value: Any, attempt: Attempt) -> dict[str, Any]:
     sys.setrecursionlimit(_RESULT_DEPTH)
     try:
-        return _keep(value, attempt)
-    except OSError:  # the disk is full: the ballast is for this
-        Spool(attempt.spool).ballast.unlink(missing_ok=True)
-        return _keep(value, attempt)
+        return _write_result(value, attempt)
+    except OSError:  # the disk is full: free the reserve
+        attempt.spool.reserve.unlink(missing_ok=True)
+        return _write_result(value, attempt)
 
 
-def _keep(value: Any, attempt: Attempt) -> dict[str, Any]:
+def _write_result(value: Any, attempt: Attempt) -> dict[str, Any]:
     try:
         with open(attempt.result, "w", encoding="utf-8") as file:
             json.dump(value, file, ensure_ascii=False, default=_plain_number)
     except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as exc:
         attempt.result.unlink(missing_ok=True)
-        message = _plain(f"the entry point returned something that is not JSON: {exc}; it was {_shown(value)}")
+        message = _storable(f"the entry point returned something that is not JSON: {exc}; it was {_shown(value)}")
         return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
     return {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
 
@@ -226,12 +192,12 @@ def _keep(value: Any, attempt: Attempt) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     try:
         return repr(value)[:200]
-    except Exception:  # noqa: BLE001  too deep, too large a number, or a broken __repr__
+    except Exception:  # noqa: BLE001  nested too deeply, too large a number, or a broken __repr__
         return f"a `{type(value).__name__}`"
 
 
 def _plain_number(value: Any) -> Any:
-    """Numbers of numpy and torch are numbers."""
+    """Convert a scalar of numpy or torch to a Python number."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     raise TypeError(f"a `{type(value).__name__}` is not JSON")
@@ -243,7 +209,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
     name = type(exc).__qualname__
     module = type(exc).__module__
     error = _error(name if module == "builtins" else f"{module}.{name}", _text(exc), exc)
-    _say(error["traceback"])
+    _print_error(error["traceback"])
     return {
         "state": ReplicaState.FAILED,
         "reason": _reason(exc),
@@ -260,7 +226,9 @@ def _reason(exc: BaseException) -> Reason:
         return Reason.BACKEND
     if isinstance(exc, QuorumLost):
         return Reason.TIMEOUT if exc.timed_out else Reason.USER_ERROR
-    is_missing = isinstance(exc, CorruptUpdate) and exc.check == "missing"  # it was waited for until the deadline
+    is_missing = (
+        isinstance(exc, CorruptUpdate) and exc.check == "missing"
+    )  # the replica waited for it until the deadline
     return Reason.TIMEOUT if is_missing else Reason.USER_ERROR
 
 
@@ -278,57 +246,91 @@ def _exit(exc: SystemExit) -> dict[str, Any]:
             "error": error,
         }
     message = _text(exc.code)[:2000]
-    _say(f"{message}\n")
+    _print_error(f"{message}\n")
     return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
 
 
 def _error(name: str, message: str, exc: BaseException) -> dict[str, Any]:
     """The fields of an `ErrorReport`."""
-    return {"type": name, "message": message, "traceback": _traceback(exc), "ranks": _blamed(exc)}
+    return {"type": name, "message": message, "traceback": _traceback(exc), "ranks": _ranks_of(exc)}
 
 
-def _blamed(exc: BaseException) -> list[int]:
+def _ranks_of(exc: BaseException) -> list[int]:
     if isinstance(exc, CorruptUpdate):
         return [exc.rank] if exc.rank >= 0 else []
     return list(exc.missing) if isinstance(exc, QuorumLost) else []
 
 
-def _say(text: str) -> None:
-    with suppress(Exception):  # user code may have closed or replaced it; the record says the same
+def _print_error(text: str) -> None:
+    with suppress(Exception):  # user code may have closed or replaced it; the outcome record has the same text
         print(text, end="", file=sys.stderr, flush=True)
 
 
-def _plain(text: str) -> str:
-    """Text that can be stored: file names may bring in what UTF-8 cannot say."""
+def _storable(text: str) -> str:
+    """Escape what UTF-8 cannot encode, such as parts of file names."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(value: object) -> str:
     try:
-        return _plain(str(value)[:10_000])
+        return _storable(str(value)[:10_000])
     except Exception as inner:  # noqa: BLE001  a broken __str__ must not hide the failure
         return f"<no text: {type(inner).__name__}>"
 
 
 def _traceback(exc: BaseException) -> str:
-
     try:
         text = traceback_text(exc)
-        return _plain(text if len(text) <= _MOST_TEXT else f"{text[:_HEAD]}\n… cut …\n{text[_HEAD - _MOST_TEXT :]}")
+        return _storable(text if len(text) <= _MAX_TEXT else f"{text[:_HEAD]}\n… cut …\n{text[_HEAD - _MAX_TEXT :]}")
     except Exception:  # noqa: BLE001  a broken __str__ or a lack of memory must not hide the failure
         return f"{type(exc).__name__} (its traceback cannot be shown)"
 
 
-def _leave(report: dict[str, Any], attempt: Attempt, started_at: float) -> None:
+def _write_outcome(report: dict[str, Any], attempt: Attempt, started_at: float) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # user code may have closed or replaced it
             stream.flush()
-    write_at_any_price(
-        Spool(attempt.spool),
-        attempt.outcome,
-        {"error": None, **report, "started_at": started_at, "ended_at": time.time()},
-    )
+    record = {"error": None, **report, "started_at": started_at, "ended_at": time.time()}
+    attempt.spool.write_json(attempt.outcome, record)
 
 
 def _terminate(_signal: int, _frame: Any) -> None:
     raise SystemExit(_TERMINATED)
+
+
+def traceback_text(exc: BaseException) -> str:
+    """What `traceback.format_exception` gives, without the frames of Atoll."""
+    shown = TracebackException(type(exc), exc, exc.__traceback__)
+    if not os.environ.get("ATOLL_DEBUG"):
+        while len(shown.stack) > 1 and any(mark in shown.stack[0].filename for mark in _LEADING):
+            del shown.stack[0]
+        _shorten(shown, exc)
+    return "".join(shown.format())
+
+
+def _shorten(shown: TracebackException, exc: BaseException) -> None:
+    """Remove the frames of Atoll from an error that Atoll raised, and from its causes."""
+    if isinstance(exc, AtollError) and not isinstance(exc, InternalError):
+        entered = next((at for at, frame in enumerate(shown.stack) if _is_atolls(frame)), len(shown.stack))
+        if entered:  # otherwise there is no frame of the user to keep
+            del shown.stack[entered:]
+        if shown.__cause__ is not None and not _has_users_frames(shown.__cause__):
+            shown.__cause__ = None
+        if shown.__context__ is not None and not _has_users_frames(shown.__context__):
+            shown.__context__ = None
+    if shown.__cause__ is not None and exc.__cause__ is not None:
+        _shorten(shown.__cause__, exc.__cause__)
+    if shown.__context__ is not None and exc.__context__ is not None:
+        _shorten(shown.__context__, exc.__context__)
+
+
+def _has_users_frames(shown: TracebackException) -> bool:
+    return any(not (_is_atolls(frame) or _is_installed(frame)) for frame in shown.stack)
+
+
+def _is_atolls(frame: FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS)
+
+
+def _is_installed(frame: FrameSummary) -> bool:
+    return frame.filename.startswith((*_INSTALLED, "<frozen "))

@@ -1,7 +1,4 @@
-"""A charge: what the shepherd knows about one rank, and when it next has to act on it. No I/O.
-
-Pure: how a replica's process ended, and what that means.
-"""
+"""What the supervisor knows about one rank's process, and the verdict on how the process ended. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -13,11 +10,13 @@ from typing import Any
 
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+
 
 class StopReason(StrEnum):
-    """Why we told a process to stop, if we did."""
+    """Why the supervisor asked a process to stop."""
 
-    NOTHING = ""
+    NONE = ""
     CANCEL = "cancel"
     TIMEOUT = "timeout"
     PREEMPT = "preempt"
@@ -25,72 +24,49 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class ExitVerdict:
-    """The verdict on one attempt."""
+    """The final state of one attempt."""
 
     state: ReplicaState
     reason: Reason
     message: str
     exit_code: int | None
 
-    @property
-    def may_restart(self) -> bool:
-        """As far as this end is concerned; who was asked to stop is not started again, whatever became of it."""
-        return self.state is ReplicaState.FAILED
 
-
-def fate_of(
-    wait_status: int, asked: StopReason, outcome: dict[str, Any] | None, *, limit_s: float, oom: bool
+def exit_verdict(
+    wait_status: int, stop_reason: StopReason, outcome: dict[str, Any] | None, *, limit_s: float, oom: bool
 ) -> ExitVerdict:
-    """What became of a process that ended with `wait_status`, and may have left its own `outcome` record."""
+    """The verdict on a process that ended with `wait_status` and may have written its own `outcome` record."""
     code = os.waitstatus_to_exitcode(wait_status)
+    shell_code = code if code >= 0 else 128 - code  # as a shell shows it: 137 for SIGKILL
     outcome = outcome if outcome and {"state", "reason", "message"} <= outcome.keys() else None
-    said_success = outcome is not None and outcome["state"] == ReplicaState.SUCCEEDED
-    if said_success and code == 0:
+    reported_success = outcome is not None and outcome["state"] == ReplicaState.SUCCEEDED
+    if reported_success and code == 0:
         return ExitVerdict(ReplicaState.SUCCEEDED, Reason.OK, "", 0)
-    if asked is StopReason.TIMEOUT:
-        return ExitVerdict(
-            ReplicaState.FAILED, Reason.TIMEOUT, f"still running after its limit of {limit_s:g} s", _shell(code)
-        )
-    if asked is StopReason.CANCEL:
-        return ExitVerdict(ReplicaState.CANCELLED, Reason.CANCELLED, ON_REQUEST, _shell(code))
-    if asked is StopReason.PREEMPT:
-        message = "the machine asked this replica to stop (SIGTERM)"
-        return ExitVerdict(ReplicaState.FAILED, Reason.PREEMPTED, message, _shell(code))
-    if said_success and code > 0:
-        message = f"the entry point returned, and then the process exited with code {code}"
-        return ExitVerdict(ReplicaState.FAILED, Reason.USER_ERROR, message, code)
-    if outcome is not None and not said_success:
-        return ExitVerdict(ReplicaState.FAILED, _reason(outcome), str(outcome["message"]), _shell(code))
-    return _silent(code, oom)
-
-
-def _reason(outcome: dict[str, Any]) -> Reason:
-    return Reason(outcome["reason"]) if outcome["reason"] in set(Reason) else Reason.USER_ERROR
-
-
-def _silent(code: int, oom: bool) -> ExitVerdict:
-    """A process that ended without a word."""
-    if code < 0:
+    if stop_reason is StopReason.CANCEL:
+        return ExitVerdict(ReplicaState.CANCELLED, Reason.CANCELLED, ON_REQUEST, shell_code)
+    if stop_reason is StopReason.TIMEOUT:
+        reason, message = Reason.TIMEOUT, f"still running after its limit of {limit_s:g} s"
+    elif stop_reason is StopReason.PREEMPT:
+        reason, message = Reason.PREEMPTED, "the machine asked this replica to stop (SIGTERM)"
+    elif reported_success and code > 0:
+        reason, message = Reason.USER_ERROR, f"the entry point returned, and then the process exited with code {code}"
+    elif outcome is not None and not reported_success:
+        reason = Reason(outcome["reason"]) if outcome["reason"] in set(Reason) else Reason.USER_ERROR
+        message = str(outcome["message"])
+    elif code >= 0:
+        reason = Reason.NO_OUTCOME if code == 0 else Reason.USER_ERROR
+        message = f"the process exited with code {code} before it could report"
+    elif oom and -code == signal.SIGKILL:
+        reason, message = Reason.OOM, "killed by the kernel: out of memory"
+    else:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        if oom and -code == signal.SIGKILL:
-            return ExitVerdict(ReplicaState.FAILED, Reason.OOM, "killed by the kernel: out of memory", _shell(code))
-        return ExitVerdict(ReplicaState.FAILED, Reason.KILLED, f"killed by {name}", _shell(code))
-    message = f"the process exited with code {code} before it could report"
-    reason = Reason.NO_OUTCOME if code == 0 else Reason.USER_ERROR
-    return ExitVerdict(ReplicaState.FAILED, reason, message, code)
-
-
-def _shell(code: int) -> int:
-    """Exit codes as a shell shows them: 137 for SIGKILL."""
-    return code if code >= 0 else 128 - code
-
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+        reason, message = Reason.KILLED, f"killed by {name}"
+    return ExitVerdict(ReplicaState.FAILED, reason, message, shell_code)
 
 
 @dataclass
 class RankProcess:
-    """One rank. `pid` is set while its process lives; `fate` from its end until the scribe has stored it."""
+    """One rank. `pid` is set while its process runs; `verdict` from its end until the uploader has stored it."""
 
     rank: int
     max_restarts: int
@@ -104,10 +80,10 @@ class RankProcess:
     started_at: float | None = None
     ended_at: float | None = None
     pid: int | None = None
-    asked: StopReason = StopReason.NOTHING
-    fate: ExitVerdict | None = None
+    stop_reason: StopReason = StopReason.NONE
+    verdict: ExitVerdict | None = None
     limit_at: float | None = None
-    """When the time limit strikes; counts from the first start, restarts included."""
+    """When the time limit ends; counted from the first start, over restarts."""
     kill_at: float | None = None
     start_at: float | None = None
     """When a restart is due."""
@@ -117,39 +93,40 @@ class RankProcess:
         return self.state.is_terminal
 
     @property
-    def wakes_at(self) -> float:
-        """The next moment at which something is due, in monotonic time."""
-        limit = self.limit_at if self.pid is not None and self.asked is StopReason.NOTHING else None
+    def next_action_at(self) -> float:
+        """The next moment, in monotonic time, at which the supervisor must act on this rank."""
+        limit = self.limit_at if self.pid is not None and self.stop_reason is StopReason.NONE else None
         times = [t for t in (limit, self.kill_at, self.start_at) if t is not None]
         return min(times, default=float("inf"))
 
     def started(self, pid: int, now: float, wall: float) -> None:
         self.pid, self.start_at = pid, None
         self.limit_at = now + self.timeout_s if self.limit_at is None else self.limit_at
-        self.state, self.reason, self.exit_code = ReplicaState.RUNNING, Reason.OK, None  # the message: why it restarted
+        # The message stays: it says why the rank was restarted.
+        self.state, self.reason, self.exit_code = ReplicaState.RUNNING, Reason.OK, None
         self.started_at = wall if self.started_at is None else self.started_at
 
-    def ended(self, fate: ExitVerdict, wall: float) -> None:
-        """The process is gone; what it was is known, but not stored yet."""
-        self.pid, self.kill_at, self.fate, self.ended_at = None, None, fate, wall
+    def ended(self, verdict: ExitVerdict, wall: float) -> None:
+        """The process ended; the uploader has not stored its outcome yet."""
+        self.pid, self.kill_at, self.verdict, self.ended_at = None, None, verdict, wall
 
-    def stored(self, now: float, trouble: str = "") -> None:
-        """The scribe has stored the attempt (or says what was in the way): settle, or plan a restart."""
-        fate = self.fate
-        assert fate is not None
-        self.fate = None
-        may_restart = fate.may_restart and self.attempt < self.max_restarts and self.asked is StopReason.NOTHING
-        if may_restart and self.limit_at is not None and now < self.limit_at:
-            self.start_at = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.attempt)
-            self.attempt += 1
-            self.state, self.reason = ReplicaState.PENDING, Reason.RESTARTING
-            self.message = f"attempt {self.attempt - 1} ended: {fate.message}"
+    def stored(self, now: float, problem: str = "") -> None:
+        """The uploader stored the attempt, or could not because of `problem`: settle, or schedule a restart."""
+        verdict, self.verdict = self.verdict, None
+        assert verdict is not None
+        is_failure = verdict.state is ReplicaState.FAILED and self.stop_reason is StopReason.NONE
+        has_time = self.limit_at is not None and now < self.limit_at
+        if not (is_failure and has_time and self.attempt < self.max_restarts):
+            self.settle(verdict, problem)
             return
-        self.settle(fate, trouble)
+        self.start_at = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.attempt)
+        self.attempt += 1
+        self.state, self.reason = ReplicaState.PENDING, Reason.RESTARTING
+        self.message = f"attempt {self.attempt - 1} ended: {verdict.message}"
 
-    def settle(self, fate: ExitVerdict, trouble: str = "") -> None:
-        self.state, self.reason, self.exit_code = fate.state, fate.reason, fate.exit_code
-        self.message = f"{fate.message}; {trouble}".strip("; ") if trouble else fate.message
+    def settle(self, verdict: ExitVerdict, problem: str = "") -> None:
+        self.state, self.reason, self.exit_code = verdict.state, verdict.reason, verdict.exit_code
+        self.message = f"{verdict.message}; {problem}".strip("; ") if problem else verdict.message
         self.start_at = None
 
     def status(self, host: str) -> dict[str, Any]:

@@ -134,10 +134,10 @@ def until(claim, what: str) -> None:
         time.sleep(0.01)
 
 
-def scribe_of(run: Run) -> list[int]:
+def uploader_of(run: Run) -> list[int]:
     until(lambda: run.status().replicas[0].native_id, "the replica is there")
-    shepherd, replica = spool_of(run).holder(), run.status().replicas[0].native_id
-    children = Path(f"/proc/{shepherd}/task/{shepherd}/children").read_text().split()
+    supervisor, replica = spool_of(run).supervisor_pid(), run.status().replicas[0].native_id
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     return [int(pid) for pid in children if pid != replica]
 
 
@@ -207,40 +207,40 @@ def test_a_forked_child_that_returns_does_not_speak_for_the_replica(hostile, sto
     assert (status.reason, status.exit_code) == (Reason.NO_OUTCOME, 0)
 
 
-def test_what_a_replica_said_counts_if_the_shepherd_dies_before_it_can_judge(hostile, store):
+def test_a_replicas_own_outcome_is_stored_if_the_supervisor_dies_before_its_verdict(hostile, store):
     run = atoll.launch("hostile:short", store=store, args={"folder": str(hostile)})
-    until(lambda: scribe_of(run), "the scribe is there")
-    shepherd = spool_of(run).holder()
-    os.kill(shepherd, signal.SIGSTOP)
+    until(lambda: uploader_of(run), "the uploader runs")
+    supervisor = spool_of(run).supervisor_pid()
+    os.kill(supervisor, signal.SIGSTOP)
     (hostile / "go").touch()
     until(lambda: spool_of(run).attempt(0, 0).outcome.exists(), "the replica has left its outcome")
-    os.kill(shepherd, signal.SIGKILL)
-    until(lambda: not processes.of_label(str(spool_of(run).root)), "the scribe has stored it and left")
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not processes.of_label(str(spool_of(run).root)), "the uploader has stored it and exited")
     assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
     assert run.result().values == ["done"]
 
 
-def test_a_scribe_that_is_always_killed_does_not_hold_the_run_up(hostile, store):
+def test_a_run_ends_although_its_uploader_is_always_killed(hostile, store):
     run = atoll.launch("hostile:short", store=store, args={"folder": str(hostile)})
     killed = 0
     while killed < 5:
-        for pid in scribe_of(run):
+        for pid in uploader_of(run):
             os.kill(pid, signal.SIGKILL)
             killed += 1
-            until(lambda pid=pid: pid not in scribe_of(run), "it is gone")
+            until(lambda pid=pid: pid not in uploader_of(run), "it is gone")
     (hostile / "go").touch()
     assert run.wait(LIMIT_S).replicas[0].reason is Reason.NO_OUTCOME
 
 
-def test_cancel_wakes_a_stopped_shepherd(hostile, store):
+def test_cancel_wakes_a_suspended_supervisor(hostile, store):
     run = atoll.launch("hostile:sleeps", store=store, args={"seconds": 600}, grace_s=1)
-    os.kill(spool_of(run).holder(), signal.SIGSTOP)
+    os.kill(spool_of(run).supervisor_pid(), signal.SIGSTOP)
     run.cancel()
     assert run.status().state is ReplicaState.CANCELLED
 
 
 def test_a_run_that_is_just_starting_is_no_stray(hostile, store, tmp_path):
-    """The shepherd carries the label for a while before it can take the lock."""
+    """The supervisor has the label for a while before it can take the lock."""
     executor = LocalExecutor()
     label = prepare("hostile:sleeps", store=store, args={"seconds": 0}, on=executor).plan.request["label"]
     spool = Spool(label)
@@ -298,7 +298,7 @@ def test_a_function_of_a_module_run_by_its_name_finds_its_package(hostile, store
     assert done.stdout == "[7]\n", done.stderr
 
 
-def test_a_replica_whose_shepherd_died_before_the_leash_was_on_ends_itself():
+def test_a_replica_ends_itself_if_the_supervisor_died_before_the_kill_pipe_was_set_up():
     """The writer is gone before `attach`, so nobody is left whose end the kernel could tell."""
     pid = os.fork()
     if pid == 0:
@@ -308,24 +308,24 @@ def test_a_replica_whose_shepherd_died_before_the_leash_was_on_ends_itself():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_no_signal_is_sent_to_our_own_group_for_a_shepherd_we_cannot_name(hostile, store, monkeypatch):
+def test_no_signal_is_sent_for_a_supervisor_in_another_pid_namespace(hostile, store, monkeypatch):
     """The kernel says pid 0 for a holder of the lock in another pid namespace."""
     run = atoll.launch("hostile:sleeps", store=store, args={"seconds": 0})
     run.wait(LIMIT_S)
     holders = iter([0])
-    monkeypatch.setattr(Spool, "holder", lambda self: next(holders, None))
+    monkeypatch.setattr(Spool, "supervisor_pid", lambda self: next(holders, None))
     with pytest.raises(BackendError) as caught:
         run.executor.cancel(run.handle)
     assert (caught.value.operation, caught.value.reason) == ("cancel", "pid_namespace")
 
 
-def test_a_shepherd_that_leaves_while_it_is_told_to_is_no_error(hostile, store, monkeypatch):
+def test_a_supervisor_that_exits_during_cancel_is_no_error(hostile, store, monkeypatch):
     run = atoll.launch("hostile:sleeps", store=store, args={"seconds": 0})
     run.wait(LIMIT_S)
     gone = subprocess.Popen(["true"])
     gone.wait()
     holders = iter([gone.pid])
-    monkeypatch.setattr(Spool, "holder", lambda self: next(holders, None))
+    monkeypatch.setattr(Spool, "supervisor_pid", lambda self: next(holders, None))
     run.executor.cancel(run.handle)
     assert next(holders, None) is None, "the process that is gone was to be signalled"
     assert run.status().state is ReplicaState.SUCCEEDED
@@ -364,10 +364,10 @@ def test_of_a_traceback_that_is_too_long_both_ends_are_kept(hostile, store):
 
 
 def test_a_store_that_fills_up_is_named_as_the_reason(hostile, store):
-    """The scribe says what was in the way, and that is not lost under our own verdict."""
+    """The status keeps the problem that the uploader reported beside the verdict."""
     run = atoll.launch("hostile:short", store=store, args={"folder": str(hostile)})
     until((hostile / "begun").exists, "the replica has all it needs of the store")
-    until(lambda: scribe_of(run), "the scribe is there")
+    until(lambda: uploader_of(run), "the uploader runs")
     root = Path(store.removeprefix("file://"))
     root.rename(root.with_name("moved"))
     root.write_text("in the way")
@@ -379,19 +379,19 @@ def test_a_store_that_fills_up_is_named_as_the_reason(hostile, store):
     assert "Not a directory" in status.message
 
 
-def test_a_full_disk_under_spool_and_diary_does_not_take_the_shepherd_down(tmp_path):
+def test_a_full_disk_under_spool_and_log_does_not_end_the_supervisor(tmp_path):
     """/dev/full is a disk on which nothing fits."""
-    outlet = OutputPipe(Path("/dev/full"))
-    os.write(outlet._write_end, b"output")
-    with open("/dev/full", "w") as diary, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stderr", diary)
-        outlet.pour()
+    output = OutputPipe(Path("/dev/full"))
+    os.write(output._write_end, b"output")
+    with open("/dev/full", "w") as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", log)
+        output.drain()
         with pytest.raises(BlockingIOError):
-            os.read(outlet.read_end, 1)  # the pipe is empty again, so the replica can go on writing
+            os.read(output.read_end, 1)  # the pipe is empty again, so the replica can go on writing
         with suppress(OSError):
-            diary.flush()
+            log.flush()
         patch.undo()
         with suppress(OSError):
-            diary.close()
-    outlet.close_in_shepherd()
-    outlet.close()
+            log.close()
+    output.close_write_end()
+    output.close()

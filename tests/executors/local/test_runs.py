@@ -130,10 +130,10 @@ def test_the_run_goes_on_when_its_launcher_is_killed(jobs, store, own_home):
     assert len(run.result().raise_for_failures().values) == 2
 
 
-def test_a_killed_shepherd_takes_every_replica_along_and_is_noticed(jobs, store):
+def test_replicas_of_a_killed_supervisor_are_killed_and_lost(jobs, store):
     run = atoll.launch("jobs:hang", replicas=3, store=store, args={"children": 1})
     until_hanging(run)
-    holder = spool_of(run).holder()
+    holder = spool_of(run).supervisor_pid()
     assert holder is not None
     os.kill(holder, signal.SIGKILL)
     status = run.wait(LIMIT_S)
@@ -145,15 +145,15 @@ def test_a_killed_shepherd_takes_every_replica_along_and_is_noticed(jobs, store)
     assert run.status(progress=False).replicas[0].state is ReplicaState.LOST
 
 
-def test_a_killed_scribe_is_replaced_and_nothing_is_lost(jobs, store):
+def test_a_killed_uploader_is_replaced_and_nothing_is_lost(jobs, store):
     run = atoll.launch("jobs:hang", replicas=2, store=store, grace_s=1)
     until_hanging(run)
-    shepherd = spool_of(run).holder()
-    groups = {pid for pid in processes_of(run) if pid != shepherd and os.getpgid(pid) == pid}
+    supervisor = spool_of(run).supervisor_pid()
+    groups = {pid for pid in processes_of(run) if pid != supervisor and os.getpgid(pid) == pid}
     replicas = {int(r.native_id) for r in run.executor.status(run.handle).replicas if r.native_id}
-    (scribe,) = groups - replicas
-    os.kill(scribe, signal.SIGKILL)
-    until(lambda: len([p for p in processes_of(run) if p != scribe]) == 4, "another scribe is there")
+    (uploader,) = groups - replicas
+    os.kill(uploader, signal.SIGKILL)
+    until(lambda: len([p for p in processes_of(run) if p != uploader]) == 4, "another uploader runs")
     run.cancel()
     assert all(outcome.state is ReplicaState.CANCELLED for outcome in run._witness.outcomes().values())
     assert len(run._witness.outcomes()) == 2

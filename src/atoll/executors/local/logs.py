@@ -1,4 +1,4 @@
-"""Lines of a log file: all of them, the last few, or as they come."""
+"""Lines of a log file: all, the last few, or as they are written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PAUSE_S = 0.1
 
 
 def lines(path: Path, start: int = 0) -> Iterator[str]:
-    """Every line from byte `start` on; an unfinished last line counts."""
+    """Every line from byte `start` on; an unfinished last line is a line."""
     try:
-        file = open(path, "rb")  # noqa: SIM115  closed below, when the caller has read enough
+        file = open(path, "rb")  # noqa: SIM115  closed below, when the generator ends
     except FileNotFoundError:
         return
     with file:
@@ -36,13 +36,13 @@ def last_lines(path: Path, count: int) -> list[str]:
 def follow_lines(
     log_of: Callable[[int], Path], *, first: int, tail: int | None, current: Callable[[], ReplicaStatus], clock: Clock
 ) -> Iterator[str]:
-    """Lines as they come, over restarts, until the replica is over and everything was read."""
+    """Lines as they are written, over restarts, until the replica is over and its log is read to the end."""
     number = first
-    partial: list[bytes] = []  # in pieces: a line may be as long as the log, and joining it at each block is quadratic
+    partial: list[bytes] = []  # in pieces: joining a very long line at each block would be quadratic
     path = log_of(number)
     offset = _start_of_last(path, tail) if tail is not None and path.exists() else 0
     while True:
-        status = current()  # before reading: what is written after this is read next time round
+        status = current()  # before reading: what is written later is read in the next iteration
         block = _read(path, offset)
         while block:
             offset += len(block)

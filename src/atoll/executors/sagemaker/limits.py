@@ -1,6 +1,6 @@
-"""Pure: the limits of CreateTrainingJob. Checked here, because botocore checks no maximum, no pattern, no two fields.
+"""Pure: the limits of CreateTrainingJob. botocore checks no maximum, no pattern and no rule between two fields.
 
-The table mirrors botocore's service model; a test compares every row with the one that is installed.
+The table mirrors botocore's service model; a test compares every row with the installed model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _AS_PYTHON = {_TAG: rf"[\w{_SPACES}.:/=+\-@]*"}
 
 @dataclass(frozen=True)
 class Text:
-    """A string: its length and pattern, and what the user calls it."""
+    """A string: its length and pattern. `word` is the name of the user's setting."""
 
     least: int
     most: int
@@ -35,7 +35,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few words that only we choose, or a yes or no."""
+    """A boolean, or a value that only Atoll chooses."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ CREATE_TRAINING_JOB = Fields(
 
 
 def limit_problems(body: Mapping[str, Any]) -> list[str]:
-    """Every limit that a request breaks, each with the user's name for it, the value and the rule."""
+    """Every limit that a request breaks: the name of the user's setting, the value and the rule."""
     return [*_problems(body, CREATE_TRAINING_JOB, ""), *_cross_problems(body)]
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether the whole text fits a pattern of the service model."""
+    """Whether the whole text matches a pattern of the service model."""
     return re.fullmatch(_AS_PYTHON.get(pattern, pattern), text) is not None
 
 
@@ -138,12 +138,12 @@ def _problems(value: Any, shape: Any, where: str) -> Iterator[str]:
         yield from _number_problems(value, shape, word)
     elif isinstance(shape, Each):
         if not shape.least <= len(value) <= shape.most:
-            yield f"{word}: {len(value)} of them; SageMaker takes {shape.least} to {shape.most}"
+            yield f"{word}: {len(value)} items; SageMaker takes {shape.least} to {shape.most}"
         for index, item in enumerate(value):
             yield from _problems(item, shape.item, f"{word}[{index}]")
     elif isinstance(shape, Pairs):
         if len(value) > shape.most:
-            yield f"{word}: {len(value)} variables, ours among them; SageMaker takes at most {shape.most}"
+            yield f"{word}: {len(value)} variables, those of Atoll included; SageMaker takes at most {shape.most}"
         for key, text in value.items():
             yield from _text_problems(key, shape.key, f"{word}.{_short(key)}")
             yield from _text_problems(text, shape.value, f"{word}.{_short(key)}")
@@ -170,18 +170,20 @@ def _number_problems(value: Any, shape: Number, word: str) -> Iterator[str]:
 
 
 def _cross_problems(body: Mapping[str, Any]) -> Iterator[str]:
-    """Rules between fields, and those that the service model does not hold."""
+    """Rules between fields, and rules that the service model does not have."""
     stopping = body["StoppingCondition"]
     runtime, wait = stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds")
     if runtime > MOST_RUNTIME_S:
-        yield f"timeout_s={runtime}: a training job ends after {MOST_RUNTIME_S} s (28 days) at the latest"
+        yield f"timeout_s={runtime}: a training job runs at most {MOST_RUNTIME_S} s (28 days)"
     if wait is not None and wait < runtime:
-        yield f"max_wait_s={wait}: not below timeout_s={runtime}: it is the limit and the waiting together"
+        yield f"max_wait_s={wait}: must not be below timeout_s={runtime}, because it includes the run time"
     if body["ResourceConfig"]["VolumeSizeInGB"] < 1:
         yield f"volume_size_gb={body['ResourceConfig']['VolumeSizeInGB']}: at least 1"
     keys = [tag["Key"].lower() for tag in body["Tags"]]
-    yield from (f"tags.{key}: there twice, as SageMaker reads it" for key in sorted(set(keys)) if keys.count(key) > 1)
-    yield from (f"tags.{key}: names that begin with `aws:` are Amazon's" for key in keys if key.startswith("aws:"))
+    yield from (f"tags.{key}: given twice; SageMaker ignores case" for key in sorted(set(keys)) if keys.count(key) > 1)
+    yield from (
+        f"tags.{key}: names that begin with `aws:` are reserved for AWS" for key in keys if key.startswith("aws:")
+    )
 
 
 def _short(text: str) -> str:
