@@ -26,10 +26,10 @@ from atoll.errors import CorruptUpdate, KeyNotFound
 from atoll.kernels import fused
 from atoll.kernels.fused import Hash
 from atoll.rounds import one_pass
-from atoll.rounds.chunks import seal_chunk, update_header
+from atoll.rounds.chunks import update_header
 from atoll.rounds.codecs.base import F32, as_bytes, codec
 from atoll.rounds.context import RoundContext
-from atoll.rounds.frames import PREAMBLE_BYTES, canonical, checksum, seal_front
+from atoll.rounds.frames import PREAMBLE_BYTES, canonical, checksum, seal_frame, seal_front
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.join import fenced
 from atoll.rounds.layout import Source
@@ -227,7 +227,7 @@ def put_chunk(
 ) -> Steps[None]:
     """Write one chunk of our update; `check` is its checksum if that is known, `norm` the L2 of its values."""
     header = update_header(offer, member.grid(offer.fragment), chunk) | {"norm": norm}
-    sealed = seal_chunk(header, parts, check=check)
+    sealed = seal_frame(header, parts, check=check)
     yield from member.io.put(_key(member, offer, chunk), sealed)
 
 
