@@ -106,7 +106,8 @@ class MeanName:
     run_id: str
     round_no: int
     fragment: int
-    party: str
+    participants: str
+    """The id of the participants, in the key of the chunk."""
     layout: str
     codec: str
     grid: Grid
@@ -118,7 +119,7 @@ class MeanName:
             "run": self.run_id,
             "round": self.round_no,
             "fragment": self.fragment,
-            "party": self.party,
+            "party": self.participants,
             "layout": self.layout,
             "codec": self.codec,
             **_position(self.grid, self.chunk),

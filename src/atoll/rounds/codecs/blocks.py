@@ -23,7 +23,7 @@ from atoll.kernels import U8, U16, BlockKernel, Kernels
 from atoll.kernels.native import FACTORS, addends, same_numbers, samples
 from atoll.rounds.codecs.base import F32
 from atoll.rounds.codecs.bf16 import from_bf16_bits
-from atoll.rounds.codecs.tiles import Laid, TiledCodec
+from atoll.rounds.codecs.tiles import PayloadArrays, TiledCodec
 
 _WIRE = np.dtype("<u2")
 _NAN = 0x7FC0
@@ -62,7 +62,7 @@ class BlockCodec(TiledCodec):
     def blocks(self, count: int) -> int:
         return -(-count // self.block)
 
-    def lay(self, payload: memoryview, count: int) -> _Scaled:
+    def arrays_over(self, payload: memoryview, count: int) -> _Scaled:
         return _Scaled(self, payload, count)
 
     def peaks(self, magnitudes: F32) -> F32:
@@ -140,7 +140,7 @@ class PlainBlocks:
         return self._scales[block : block + how.blocks(count)], self._codes[code : code + how.code_bytes(count)]
 
 
-class _Scaled(Laid):
+class _Scaled(PayloadArrays):
     """A payload as scales and codes."""
 
     def __init__(self, how: BlockCodec, payload: memoryview, count: int) -> None:

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.rounds.codecs.base import F32, as_bytes, check_length
-from atoll.rounds.codecs.tiles import Laid, TiledCodec
+from atoll.rounds.codecs.tiles import PayloadArrays, TiledCodec
 from atoll.stores.base import Buffer
 
 _WIRE = np.dtype("<f4")
 
 
-class _Floats(Laid):
+class _Floats(PayloadArrays):
     def __init__(self, payload: memoryview) -> None:
         self._floats = np.frombuffer(payload, dtype=_WIRE)
 
@@ -43,7 +43,7 @@ class Fp32(TiledCodec):
     payload_is_values = True
     tile = 1 << 15  # small, because decoding is free: the sum stays in the nearest cache
 
-    def lay(self, payload: memoryview, count: int) -> _Floats:  # noqa: ARG002
+    def arrays_over(self, payload: memoryview, count: int) -> _Floats:  # noqa: ARG002
         return _Floats(payload)
 
     def encode(self, values: F32) -> list[Buffer]:
