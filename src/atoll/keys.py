@@ -1,7 +1,7 @@
-"""The name of every object of a run outside its rounds: records, outcomes, results, logs, checkpoints, code bundles.
+"""The key of every object of a run outside its rounds: records, outcomes, results, logs, checkpoints, code bundles.
 
-Keys are built here and in `rounds/keys.py` from checked parts, and nowhere else. Numbers are zero-padded, so a sorted
-LIST is in numeric order.
+Keys are built only here, in `rounds/keys.py` and in `rounds/named/keys.py`, from checked parts. Numbers are
+zero-padded, so a sorted LIST is in numeric order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LOG_CHUNK = re.compile(r"logs/(\d{5,})/(\d{3,})/(\d{15,})-(\d+)-(\d+)\Z")
 
 
 def index_prefix() -> str:
-    """Every marker lies under this; one LIST names every run of the store."""
+    """The prefix of all markers: one LIST names every run of the store."""
     return "index/"
 
 
 def index_key(run_id: str) -> str:
-    """The marker that lets runs be listed without walking their objects."""
+    """The marker of a run, so that runs can be listed without listing their objects."""
     return index_prefix() + run_part(run_id)
 
 
@@ -43,7 +43,7 @@ def run_part(run_id: str) -> str:
 
 
 class LogChunk(NamedTuple):
-    """What the name of a sealed piece of output says."""
+    """The parsed key of one chunk of output."""
 
     rank: int
     attempt: int
@@ -53,7 +53,7 @@ class LogChunk(NamedTuple):
 
 
 class RankAttempt(NamedTuple):
-    """One process of a run: the rank it plays, and which try of it this is."""
+    """One process of a run: its rank, and the number of the attempt."""
 
     rank: int
     attempt: int
@@ -67,7 +67,7 @@ class RunKeys:
 
     @cached_property
     def prefix(self) -> str:
-        """Everything of this run, and nothing of another, lies under this."""
+        """The prefix of all objects of this run, and of no other."""
         return f"runs/{run_part(self.run_id)}/"
 
     def run(self) -> str:
@@ -80,7 +80,7 @@ class RunKeys:
         return f"{self.prefix}launch/handle.json"
 
     def start(self, rank: int, attempt: int) -> str:
-        """Taken by the container that is this attempt; the service that restarts it need not count."""
+        """Created by the container of this attempt; so containers count attempts where the service does not."""
         return f"{self.prefix}start/{number(rank, 5)}.{number(attempt, 3)}.json"
 
     def cancelled(self) -> str:
@@ -109,7 +109,7 @@ class RunKeys:
         return f"{self.prefix}checkpoints/{number(rank, 5)}/"
 
     def checkpoint(self, rank: int, round_no: int) -> str:
-        """Everything one replica needs to go on before round `round_no`."""
+        """The state that one replica needs to continue before round `round_no`."""
         return f"{self.checkpoints_prefix(rank)}{number(round_no, 10)}"
 
     def parse_checkpoint(self, key: str) -> tuple[int, int]:
@@ -118,12 +118,12 @@ class RunKeys:
         return rank, round_no
 
     def log_prefix(self, rank: int, attempt: int | None = None) -> str:
-        """All output of a rank, or of one attempt of it; pieces sort by offset."""
+        """The prefix of all output of a rank, or of one attempt; chunks sort by offset."""
         of_rank = f"{self.prefix}logs/{number(rank, 5)}/"
         return of_rank if attempt is None else f"{of_rank}{number(attempt, 3)}/"
 
     def log_chunk(self, rank: int, attempt: int, offset: int, first_ms: int, last_ms: int) -> str:
-        """A sealed piece of output: its first byte's offset, and when its first and last line were written."""
+        """One chunk of output: the offset of its first byte, and the times of its first and last line."""
         span = f"{number(first_ms)}-{number(last_ms)}"
         return f"{self.log_prefix(rank, attempt)}{number(offset, 15)}-{span}"
 
@@ -134,12 +134,12 @@ class RunKeys:
     def _numbers(self, pattern: re.Pattern[str], key: str) -> tuple[int, ...]:
         found = pattern.match(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         if found is None:
-            raise BadKey(key, f"not one of the names of run `{self.run_id}`")
+            raise BadKey(key, f"not a key of this kind in run `{self.run_id}`")
         return tuple(int(part) for part in found.groups())
 
 
 def number(value: int, width: int = 1) -> str:
-    """A non-negative whole number, zero-padded; anything else is a bug in the caller."""
+    """A whole number from 0, zero-padded. Any other value is a bug of the caller."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InternalError(f"a part of an object name must be a whole number from 0, not {value!r}")
     return f"{value:0{width}d}"

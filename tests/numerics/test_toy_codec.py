@@ -19,13 +19,13 @@ from atoll.reports.estimate import Setting, estimate
 from atoll.rounds import codecs
 from atoll.rounds.codecs import CodecRow
 from atoll.rounds.codecs.base import F32, Codec, codec, codec_names
-from atoll.rounds.codecs.tiles import Laid, TiledCodec
+from atoll.rounds.codecs.tiles import PayloadArrays, TiledCodec
 from atoll.rounds.context import Tuning
 from atoll.rounds.verify import verify
 from atoll.training.feedback import is_wanted
 
 
-class Halves(Laid):
+class Halves(PayloadArrays):
     """A payload of float16 numbers."""
 
     def __init__(self, payload: memoryview) -> None:
@@ -37,9 +37,9 @@ class Halves(Laid):
     def write(self, start: int, values: F32) -> None:
         self._halves[start : start + values.size] = values
 
-    def read(self, start: int, room: F32) -> F32:
-        room[:] = self._halves[start : start + room.size]
-        return room
+    def read(self, start: int, out: F32) -> F32:
+        out[:] = self._halves[start : start + out.size]
+        return out
 
 
 class Half(TiledCodec):
@@ -49,7 +49,7 @@ class Half(TiledCodec):
     largest = 65504.0
     needs_feedback = True
 
-    def lay(self, payload: memoryview, count: int) -> Halves:
+    def arrays_over(self, payload: memoryview, count: int) -> Halves:
         return Halves(payload)
 
     def error_bound(self, values: F32) -> NDArray[np.float64]:

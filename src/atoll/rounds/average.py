@@ -222,7 +222,7 @@ def _place(work: MeanTask, chunk: int, incoming: FrameReader, check: str) -> boo
     start, stop = work.grid.span(chunk)
     room = work.room(start, stop)
     if how.payload_is_values and room is not None and not _is_only_copy(work, chunk):
-        one_pass.place(incoming, room)
+        one_pass.copy_hashed(incoming, room)
         return incoming.check == check
     payload = incoming.whole()
     if incoming.check != check:

@@ -1,4 +1,8 @@
-"""One chunk on the wire: of an update, or of the mean. What is read must be exactly what was asked for."""
+"""One chunk as a frame: of an update, or of the mean.
+
+Writers build the header here, and readers compare the whole header with the one they expect, so a chunk of another
+round, rank or layout is never used.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,18 @@ from atoll.stores.base import Buffer
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes of a chunk as its codec wrote them, checked, where they lie."""
+    """The checked payload of one chunk, as its codec encoded it."""
 
     payload: Buffer
     check: str
-    """XXH3-64 of the payload; empty if it was not looked at."""
+    """XXH3-64 of the payload; empty if it was not hashed."""
     weight: float = 0.0
     norm: float = math.inf
-    """L2 of the values, as their writer says."""
+    """L2 norm of the values, as reported by the writer."""
 
 
 def update_header(offer: Offer, grid: Grid, chunk: int) -> dict[str, Any]:
-    """The header of a chunk of this update; the checksum is added when it is sealed."""
+    """The header of one chunk of an update, without the checksum."""
     return {
         "kind": "update",
         "run": offer.run_id,
@@ -40,26 +44,22 @@ def update_header(offer: Offer, grid: Grid, chunk: int) -> dict[str, Any]:
         "layout": offer.layout,
         "codec": offer.codec,
         "weight": offer.weight,
-        **_place(grid, chunk),
+        **_position(grid, chunk),
     }
 
 
-def seal_chunk(header: dict[str, Any], payload: list[Buffer], *, check: str | None = None) -> list[memoryview]:
-    return seal_frame(header, payload, check=check)
-
-
 def open_update(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> Encoded:
-    """A chunk whose header is `header` as far as that goes, and whose checksum is `wanted` if that is known."""
+    """Check a chunk: its header has every member of `header`, and its checksum is `wanted` if given."""
     frame = open_frame(data, kind=header["kind"])
     check_update(frame.header, len(frame.payload), header)
     if wanted is not None and frame.header["xxh3"] != wanted:
-        raise _corrupt(header, "is not the one that was announced", "digest")
-    weight, norm = told(frame.header)
+        raise _corrupt(header, "does not have the checksum in the offer", "digest")
+    weight, norm = reported(frame.header)
     return Encoded(frame.payload, frame.header["xxh3"], weight, norm)
 
 
 def check_update(found: dict[str, Any], payload_bytes: int, header: dict[str, Any]) -> None:
-    """Raise `CorruptUpdate` unless this is the header of a chunk as `header` describes it, as far as that goes."""
+    """Raise `CorruptUpdate` unless `found` has every member of `header`, and the payload has the codec's size."""
     odd = sorted(name for name in header if found.get(name) != header[name])
     if odd:
         raise _corrupt(header, f"differs in {', '.join(odd)}", "identity")
@@ -67,32 +67,32 @@ def check_update(found: dict[str, Any], payload_bytes: int, header: dict[str, An
         raise _corrupt(header, f"has a payload of {payload_bytes} bytes", "length")
 
 
-def told(found: dict[str, Any]) -> tuple[float, float]:
-    """The weight and the L2 norm that a chunk's writer names; 0 and infinity if there are none."""
+def reported(found: dict[str, Any]) -> tuple[float, float]:
+    """The weight and the L2 norm in the header of a chunk; 0 and infinity if there are none."""
     return _number(found.get("weight"), 0.0), _number(found.get("norm"), math.inf)
 
 
 def open_chunk(data: Buffer, header: dict[str, Any], *, wanted: str | None = None) -> F32:
-    """The values of such a chunk."""
+    """Check a chunk as `open_update` does; its decoded values."""
     found = open_update(data, header, wanted=wanted)
     return codec(header["codec"]).decode(found.payload, header["count"])
 
 
 def inline_chunk(offer: Offer, grid: Grid, chunk: int) -> Encoded:
-    """A chunk that came with its offer."""
+    """A chunk that the offer contains."""
     assert offer.inline is not None
     how = codec(offer.codec)
     start = how.encoded_bytes(grid.chunk) * chunk
     payload = offer.inline[start : start + how.encoded_bytes(grid.count(chunk))]
     if checksum(payload) != offer.chunks[chunk]:
-        message = f"chunk {chunk} of rank {offer.rank} is not the one that was announced"
+        message = f"chunk {chunk} of rank {offer.rank} does not have the checksum in the offer"
         raise CorruptUpdate(message, round_no=offer.round_no, rank=offer.rank, check="digest")
     return Encoded(payload, offer.chunks[chunk], offer.weight)
 
 
 @dataclass(frozen=True)
 class MeanChunk:
-    """A chunk of the mean: its bytes, and the checksum of each part in it, or None for a part that was left out."""
+    """A chunk of the mean, and for each participant the checksum of its contribution, or None if it was left out."""
 
     payload: Buffer
     check: str
@@ -101,12 +101,13 @@ class MeanChunk:
 
 @dataclass(frozen=True)
 class MeanName:
-    """What a chunk of the mean must say of itself."""
+    """The identity of one chunk of the mean: every member of its header but the checksums."""
 
     run_id: str
     round_no: int
     fragment: int
-    party: str
+    participants: str
+    """The id of the participants, in the key of the chunk."""
     layout: str
     codec: str
     grid: Grid
@@ -118,10 +119,10 @@ class MeanName:
             "run": self.run_id,
             "round": self.round_no,
             "fragment": self.fragment,
-            "party": self.party,
+            "party": self.participants,
             "layout": self.layout,
             "codec": self.codec,
-            **_place(self.grid, self.chunk),
+            **_position(self.grid, self.chunk),
         }
 
     def seal(self, parts: Sequence[str | None], payload: list[Buffer], *, check: str | None = None) -> list[memoryview]:
@@ -132,7 +133,7 @@ class MeanName:
         return MeanChunk(frame.payload, *self.check(frame.header, len(frame.payload)))
 
     def check(self, found: dict[str, Any], payload_bytes: int) -> tuple[str, tuple[str | None, ...]]:
-        """The checksums of the payload and of its parts, as a header tells them if it is of this chunk."""
+        """Check a header; the checksum of the payload, and those of the contributions."""
         header = self.header()
         odd = sorted(name for name in header if found.get(name) != header[name])
         parts = found.get("parts")
@@ -143,18 +144,18 @@ class MeanName:
         return text(found.get("xxh3")), tuple(None if part is None else text(part) for part in parts)
 
 
-def _number(value: object, instead: float) -> float:
+def _number(value: object, default: float) -> float:
     try:
-        return float(value) if isinstance(value, int | float) else instead
+        return float(value) if isinstance(value, int | float) else default
     except OverflowError:
-        return instead
+        return default
 
 
-def _place(grid: Grid, chunk: int) -> dict[str, Any]:
+def _position(grid: Grid, chunk: int) -> dict[str, Any]:
     start, stop = grid.span(chunk)
     return {"chunk": chunk, "start": start, "count": stop - start}
 
 
 def _corrupt(header: dict[str, Any], what: str, check: str) -> CorruptUpdate:
-    whose = f"chunk {header['chunk']} of " + (f"rank {header['rank']}" if "rank" in header else "the mean")
-    return CorruptUpdate(f"{whose} {what}", round_no=header["round"], rank=header.get("rank", -1), check=check)
+    name = f"chunk {header['chunk']} of " + (f"rank {header['rank']}" if "rank" in header else "the mean")
+    return CorruptUpdate(f"{name} {what}", round_no=header["round"], rank=header.get("rank", -1), check=check)

@@ -1,7 +1,7 @@
-"""The name of every object that replicas agree on and average, built from checked parts; `atoll.keys` has the others.
+"""The key of every object of the rounds of a run, built from checked parts; `atoll.keys` has the other keys of a run.
 
-Numbers are zero-padded, so a sorted LIST is in numeric order. Objects that replicas compute with are written once
-under a name that says what they are; only `ack` objects change.
+Numbers are zero-padded, so a sorted LIST is in numeric order. Objects that replicas compute with are written once,
+under a key that identifies their content; only `ack` and `events` objects are rewritten.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SEGMENT = re.compile(r"(\d{5,})\.(\d{5,})\.(\d{6,})\.jsonl\Z")
 
 @dataclass(frozen=True)
 class RoundKeys:
-    """The names of everything replicas agree on and average, for one run.
+    """The keys of the rounds of one run.
 
-    `rounds/R/…` holds what goes when round R is retired; records that must be found by one cheap LIST
-    (commits, snapshots, claims, acknowledgements) lie under prefixes of their own.
+    `rounds/R/…` holds the objects that are deleted when round R is retired. Records that one cheap LIST must find
+    (commits, snapshots, claims, acknowledgements) have prefixes of their own.
     """
 
     run_id: str
@@ -35,18 +35,18 @@ class RoundKeys:
 
     # ---- before the first round
     def agreement(self) -> str:
-        """What all replicas agreed on before step 1; created once."""
+        """The settings that all replicas share; created once."""
         return f"{self.prefix}agreement.json"
 
     def claims_prefix(self) -> str:
         return f"{self.prefix}claims/"
 
     def claim(self, rank: int, incarnation: int) -> str:
-        """One process took this rank; the highest incarnation is the only one that counts."""
+        """The process that took this rank; only the highest incarnation counts."""
         return f"{self.claims_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.json"
 
     def departure(self, rank: int, incarnation: int) -> str:
-        """That process said it will take part no more."""
+        """The process of this claim has left the run."""
         return f"{self.claims_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.left"
 
     def parse_claim(self, key: str) -> tuple[int, int, bool]:
@@ -67,7 +67,7 @@ class RoundKeys:
         return f"{self.round_prefix(round_no)}offer/"
 
     def offer(self, round_no: int, rank: int, slot: int) -> str:
-        """A rank's announcement; a later slot counts only when every earlier one is void."""
+        """The offer of a rank; a later slot counts only if every earlier one is void."""
         return f"{self.offers_prefix(round_no)}{number(rank, 5)}.{number(slot, 3)}"
 
     def parse_offer(self, key: str) -> tuple[int, int, int]:
@@ -78,25 +78,25 @@ class RoundKeys:
         return int(found[1]), int(found[2]), int(found[3])
 
     def update(self, round_no: int, rank: int, incarnation: int, chunk: int) -> str:
-        """One chunk of what a rank contributes."""
-        who = f"{number(rank, 5)}.{number(incarnation, 5)}"
-        return f"{self.round_prefix(round_no)}update/{who}/{number(chunk, 6)}"
+        """One chunk of the update of a rank."""
+        name = f"{number(rank, 5)}.{number(incarnation, 5)}"
+        return f"{self.round_prefix(round_no)}update/{name}/{number(chunk, 6)}"
 
-    def mean(self, round_no: int, party: str, chunk: int) -> str:
-        """One chunk of the average of a party's updates; created once."""
-        return f"{self.round_prefix(round_no)}mean/{checked_digest(party)}/{number(chunk, 6)}"
+    def mean(self, round_no: int, participants: str, chunk: int) -> str:
+        """One chunk of the mean of the participants' updates; created once."""
+        return f"{self.round_prefix(round_no)}mean/{checked_digest(participants)}/{number(chunk, 6)}"
 
     def commits_prefix(self) -> str:
         return f"{self.prefix}commits/"
 
     def commit(self, round_no: int) -> str:
-        """The round's agreement; created once."""
+        """The decision of a round; created once."""
         return f"{self.commits_prefix()}{number(round_no, 10)}.json"
 
     def parse_commit(self, key: str) -> int:
         return self._one_number(key, self.commits_prefix(), ".json")
 
-    # ---- catching up and letting go
+    # ---- catching up and retention
     def snapshots_prefix(self) -> str:
         return f"{self.prefix}snapshots/"
 
@@ -111,7 +111,7 @@ class RoundKeys:
         return f"{self.prefix}blobs/"
 
     def blob_prefix(self, round_no: int, digest: str) -> str:
-        """Bulk bytes of a snapshot, or of the initial weights, which are the blob of round 0."""
+        """The prefix of the blob of a snapshot, or of the initial weights (round 0)."""
         return f"{self.blobs_prefix()}{number(round_no, 10)}-{checked_digest(digest)}/"
 
     def blob(self, round_no: int, digest: str, piece: int) -> str:
@@ -128,7 +128,7 @@ class RoundKeys:
         return f"{self.prefix}acks/"
 
     def ack(self, rank: int) -> str:
-        """Which rounds this rank will never need again; rewritten."""
+        """The rounds that this rank no longer needs; rewritten."""
         return f"{self.acks_prefix()}{number(rank, 5)}.json"
 
     def events_prefix(self) -> str:
@@ -139,7 +139,7 @@ class RoundKeys:
         return f"{self.events_prefix()}{number(rank, 5)}."
 
     def events(self, rank: int, incarnation: int, segment: int) -> str:
-        """JSON lines of what one process saw; rewritten as it grows, then left alone."""
+        """Events of one process as JSON lines; rewritten as the segment grows."""
         return f"{self.events_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.{number(segment, 6)}.jsonl"
 
     def parse_events(self, key: str) -> tuple[int, int, int]:
@@ -150,7 +150,7 @@ class RoundKeys:
         return f"{self.prefix}metrics/"
 
     def metrics(self, rank: int, incarnation: int, segment: int) -> str:
-        """JSON lines of what some rounds of one process cost; written once."""
+        """Round records of one process as JSON lines; written once."""
         return f"{self.metrics_prefix()}{number(rank, 5)}.{number(incarnation, 5)}.{number(segment, 6)}.jsonl"
 
     def parse_metrics(self, key: str) -> tuple[int, int, int]:

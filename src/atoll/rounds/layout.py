@@ -1,8 +1,7 @@
-"""What a vector is made of: the layout of named tensors.
+"""Layouts of named tensors, and the sources and sinks of their values.
 
-All replicas must have equal layouts; the hash is agreed before the first round and stands in every update.
-
-Where the values of an update come from and where the mean goes, chunk by chunk, without flattening a model.
+All replicas must have equal layouts: they agree on the hash before the first round, and every update contains it.
+The rounds read an update and write the mean chunk by chunk, without flattening the model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ITEM_BYTES: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One named part of the vector. `dtype` is a name of `ITEM_BYTES`; numpy has no bfloat16, so bits travel."""
+    """One named tensor of the vector. `dtype` is a key of `ITEM_BYTES`."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,7 +46,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Named tensors in a fixed order: together they are one flat vector of `size` elements."""
+    """Named tensors in a fixed order, which form one flat vector of `size` elements."""
 
     tensors: tuple[Tensor, ...]
 
@@ -86,9 +85,9 @@ class Layout:
             raise CorruptUpdate(f"not a layout: {exc}", check="layout") from exc
 
     def differences(self, other: Layout) -> list[str]:
-        """How `other` differs from this layout, in words; the first few are enough."""
+        """The first five differences between this layout and `other`, as text."""
         lines = [
-            f"tensor {i}: {_words(a)} here, {_words(b)} there"
+            f"tensor {i}: {_text(a)} here, {_text(b)} there"
             for i, (a, b) in enumerate(zip(self.tensors, other.tensors, strict=False))
             if a != b
         ]
@@ -98,7 +97,7 @@ class Layout:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The little-endian numpy type that holds the bits of `name`."""
+    """The little-endian numpy type that holds the bits of `name`; uint16 for bfloat16, which numpy lacks."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
@@ -114,15 +113,15 @@ def _problems(tensors: tuple[Tensor, ...]) -> Iterable[str]:
         seen.add(t.name)
 
 
-def _words(t: Tensor) -> str:
+def _text(t: Tensor) -> str:
     return f"`{t.name}` {list(t.shape)} {t.dtype}"
 
 
 @runtime_checkable
 class Source(Protocol):
-    """The flat float32 vector of an update. Called from several threads, for ranges that do not overlap.
+    """The flat float32 vector of an update. Several threads call it, for ranges that do not overlap.
 
-    Must give the same values for the same range until the round is over.
+    It must return the same values for the same range until the round ends.
     """
 
     @property
@@ -135,27 +134,27 @@ class Source(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Takes the mean. Called from several threads, once for each range; a failed round may have filled only some."""
+    """Receives the mean. Several threads call it, once for each range. A failed round may have written some ranges."""
 
     def write(self, start: int, values: F32) -> None: ...
 
 
 @runtime_checkable
 class Room(Protocol):
-    """A sink that can be written to where it lies."""
+    """A sink whose memory can be written directly."""
 
     def room(self, start: int, stop: int) -> F32 | None:
-        """The place of the elements `[start, stop)` as one writable array, or None if it is not in one piece."""
+        """The elements `[start, stop)` as one writable array, or None if they are in several arrays."""
         ...
 
 
 class ArrayVector:
-    """Several arrays as one flat vector: both a source and a sink. Arrays must be contiguous and float32."""
+    """Several contiguous float32 arrays as one flat vector: a source and a sink."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
         for array in arrays:
             if array.dtype != np.float32 or not array.flags.c_contiguous:
-                raise TypeError("an update is made of contiguous float32 arrays")
+                raise TypeError("an update consists of contiguous float32 arrays")
         self._flat: list[F32] = [array.reshape(-1) for array in arrays]
         self._ends = list(accumulate(part.size for part in self._flat))
 
@@ -191,10 +190,10 @@ class ArrayVector:
 
 
 def as_source(update: Source | NDArray[Any]) -> Source:
-    """An array is read as it lies; anything else must be a `Source`."""
+    """An array as a source; a `Source` as it is."""
     return ArrayVector([np.ascontiguousarray(update, dtype=np.float32)]) if isinstance(update, np.ndarray) else update
 
 
 def are_separate(source: Source, sink: Sink) -> bool:
-    """Whether writing to the sink surely leaves the source as it is."""
+    """Whether writing to the sink certainly does not change the source."""
     return isinstance(source, ArrayVector) and isinstance(sink, ArrayVector) and not source.shares_memory(sink)

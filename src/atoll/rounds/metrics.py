@@ -1,6 +1,7 @@
-"""What the rounds of a run cost, what happened in them, and whom one waits for: read from the store alone.
+"""The metrics of a run, read from the store alone: round records, events, and the ranks that a round waits for.
 
-Works while the run goes on and after it has ended; needs no replica, no backend, and nothing but the Store port.
+`atoll status`, `top` and `trace` call this while the run is active and after it has ended. It needs no replica, no
+backend, and only the Store port.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from atoll.rounds.timeline import RoundRecord
 from atoll.stores.base import Store
 
 T = TypeVar("T")
-_AT_ONCE = 16
+_PARALLEL_READS = 16
 _LARGEST = 1e18
 _MOST_RANKS = 100_000
-_ASKED = 3
-"""Of those who wait, so many are asked for how long: all of them say much the same."""
+_WAITERS_READ = 3
+"""The number of waiting ranks whose events are read: all of them report nearly the same."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """How a wait will end if nobody comes, as one of those who wait says."""
+    """How a wait ends if no missing rank arrives, as a waiting rank reported it."""
 
     until: float
-    """By the clock of the machine that waits."""
+    """By the clock of the waiting machine."""
     goes_on: bool
-    """Without those who are missing; else the round is given up."""
+    """The round continues without the missing ranks; otherwise it fails."""
     least: int | None
-    """How many have to be there; None for all."""
+    """The number of ranks that the round needs; None for all."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A round for which some have arrived and others have not; or all, but somebody keeps what the others need."""
+    """A round that waits for ranks: for their offers, or after the commit for contributions that only they have."""
 
     round_no: int
     arrived: tuple[int, ...]
@@ -47,11 +48,11 @@ class Waiting:
     outlook: Outlook | None = None
     """None while the wait is short."""
     is_committed: bool = False
-    """The round is agreed on already, and only its mean is missing: no quorum helps."""
+    """The round is committed and only its mean is missing, so a smaller quorum does not help."""
 
     @property
     def needed(self) -> int:
-        """How many of the missing must come, if that is known; else 0."""
+        """How many of the missing ranks must arrive; 0 if that is not known."""
         if self.outlook is None or self.outlook.goes_on:
             return 0
         return len(self.missing) if self.outlook.least is None else max(0, self.outlook.least - len(self.arrived))
@@ -62,10 +63,10 @@ class Waiting:
 
 
 def round_records(store: Store, run_id: str, *, last: int | None = None) -> list[RoundRecord]:
-    """Every round that is still there, by rank and time; with `last`, only that many newest ones of each rank."""
+    """All round records in the store, by rank and time; with `last`, only the newest ones of each rank."""
     keys = RoundKeys(run_id)
     of_rank: dict[int, list[str]] = {}
-    for key, (rank, *_) in _ours(store, keys.metrics_prefix(), keys.parse_metrics):
+    for key, (rank, *_) in _parsed(store, keys.metrics_prefix(), keys.parse_metrics):
         of_rank.setdefault(rank, []).append(key)  # sorted: older incarnations and segments first
     found = _each(lambda names: _newest(store, names, last), list(of_rank.values()))
     return [record for records in found for record in records]
@@ -77,7 +78,7 @@ def latest_records(store: Store, run_id: str) -> dict[int, RoundRecord]:
 
 
 def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
-    """What replicas noted, by time."""
+    """All events of the replicas, by time."""
     keys = list(store.list(RoundKeys(run_id).events_prefix()))
     found = [line for lines in _each(lambda key: list(_lines(store, key)), keys) for line in lines]
     usable = [e for e in found if isinstance(e.get("time"), int | float) and isinstance(e.get("by", 0), int)]
@@ -87,49 +88,49 @@ def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
 def rounds_held(store: Store, run_id: str) -> int:
     """How many rounds are committed; one LIST."""
     keys = RoundKeys(run_id)
-    return max((number + 1 for _, number in _ours(store, keys.commits_prefix(), keys.parse_commit)), default=0)
+    return max((number + 1 for _, number in _parsed(store, keys.commits_prefix(), keys.parse_commit)), default=0)
 
 
 def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
-    """The round that some have arrived at and others have not, or whose mean somebody keeps; None if there is none.
+    """The round that waits for ranks, or None.
 
-    Three LISTs, and a LIST and a GET for each of a few of those who may wait.
+    Takes three LISTs, and one LIST and one GET for each of a few ranks that may wait.
     """
     keys = RoundKeys(run_id)
-    commits = [number for _, number in _ours(store, keys.commits_prefix(), keys.parse_commit)]
+    commits = [number for _, number in _parsed(store, keys.commits_prefix(), keys.parse_commit)]
     round_no = commits[-1] + 1 if commits else 0
-    arrived = {named[1] for _, named in _ours(store, keys.offers_prefix(round_no), keys.parse_offer)}
+    arrived = {named[1] for _, named in _parsed(store, keys.offers_prefix(round_no), keys.parse_offer)}
     claims = _claims(store, keys) if arrived or commits else {}
-    words = _Words(store, keys, {rank: incarnation for rank, (incarnation, _) in claims.items()})
+    reports = _WaitReports(store, keys, {rank: incarnation for rank, (incarnation, _) in claims.items()})
     gone = {rank for rank, (_, has_left) in claims.items() if has_left}
     if not arrived:
-        return _kept(words, commits[-1], set(range(replicas)) - gone) if commits else None
+        return _missing_after_commit(reports, commits[-1], set(range(replicas)) - gone) if commits else None
     missing = set(range(replicas)) - arrived - gone
     if not missing:
         return None
     there = tuple(sorted(arrived))
-    return Waiting(round_no, there, tuple(sorted(missing)), _latest(words.of(there[:_ASKED], round_no)))
+    return Waiting(round_no, there, tuple(sorted(missing)), _latest(reports.of(there[:_WAITERS_READ], round_no)))
 
 
-def _kept(words: _Words, round_no: int, ranks: set[int]) -> Waiting | None:
-    """The wait for those who have something that others need for the mean of a round that is committed."""
-    asked = sorted(ranks)[:_ASKED]
-    said = _waiting_for_some(words.of(asked, round_no))
-    # Who is waited for may be waiting itself: for the one that all of them wait for.
-    named = sorted({rank for event in said for rank in event["for"]} - set(asked))
-    said += _waiting_for_some(words.of(named[:_ASKED], round_no))
-    there = {event["by"] for event in said}
-    missing = {rank for event in said for rank in event["for"]}
+def _missing_after_commit(reports: _WaitReports, round_no: int, ranks: set[int]) -> Waiting | None:
+    """The wait for ranks whose contributions others need for the mean of a committed round."""
+    first = sorted(ranks)[:_WAITERS_READ]
+    events = _still_waiting(reports.of(first, round_no))
+    # A rank that others wait for may wait itself, for the rank that all of them need.
+    named = sorted({rank for event in events for rank in event["for"]} - set(first))
+    events += _still_waiting(reports.of(named[:_WAITERS_READ], round_no))
+    there = {event["by"] for event in events}
+    missing = {rank for event in events for rank in event["for"]}
     missing = missing - there or missing
     if not missing:
         return None
-    of_them = [event for event in said if missing & set(event["for"])]
-    return Waiting(round_no, tuple(sorted(there)), tuple(sorted(missing)), _latest(of_them), is_committed=True)
+    latest = _latest([event for event in events if missing & set(event["for"])])
+    return Waiting(round_no, tuple(sorted(there)), tuple(sorted(missing)), latest, is_committed=True)
 
 
-def _waiting_for_some(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each rank the last word on whom it waits for after the commit, unless that is nobody any more."""
-    named = [event for event in told if _is_ranks(event.get("for")) and _is_ranks([event.get("by")])]
+def _still_waiting(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last event of each rank, if it names ranks that the rank waits for after the commit."""
+    named = [event for event in events if _is_ranks(event.get("for")) and _is_ranks([event.get("by")])]
     last = {event["by"]: event for event in sorted(named, key=lambda event: float(event["time"]))}
     return [event for event in last.values() if event["for"]]
 
@@ -139,30 +140,30 @@ def _is_ranks(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class _Words:
-    """What replicas said of waiting; not those whose rank another process has taken since, for they wait no more."""
+class _WaitReports:
+    """The `waiting` events of the newest incarnation of each rank."""
 
     store: Store
     keys: RoundKeys
     newest: dict[int, int]
-    """Rank → the incarnation that counts."""
+    """Rank → its newest incarnation."""
 
     def of(self, ranks: Sequence[int], round_no: int) -> list[dict[str, Any]]:
-        """What those ranks said of this round."""
+        """The events of these ranks in this round."""
         names = [name for name in _each(self._last_segment, ranks) if name is not None]
         events = [event for lines in _each(lambda name: list(_lines(self.store, name)), names) for event in lines]
         return [e for e in events if e.get("event") == "waiting" and e.get("round") == round_no and _is_outlook(e)]
 
     def _last_segment(self, rank: int) -> str | None:
-        named = list(_ours(self.store, self.keys.events_of(rank), self.keys.parse_events))
+        named = list(_parsed(self.store, self.keys.events_of(rank), self.keys.parse_events))
         name, (_, incarnation, _) = named[-1] if named else ("", (rank, -1, 0))
         return name if incarnation >= self.newest.get(rank, 0) else None
 
 
-def _latest(told: Sequence[dict[str, Any]]) -> Outlook | None:
-    if not told:
+def _latest(events: Sequence[dict[str, Any]]) -> Outlook | None:
+    if not events:
         return None
-    newest = sorted(told, key=lambda event: float(event["time"]))[-1]
+    newest = sorted(events, key=lambda event: float(event["time"]))[-1]
     return Outlook(float(newest["until"]), newest["then"] == "go_on", newest["least"])
 
 
@@ -172,15 +173,15 @@ def _is_outlook(event: dict[str, Any]) -> bool:
 
 
 def _claims(store: Store, keys: RoundKeys) -> dict[int, tuple[int, bool]]:
-    """Rank → its newest incarnation, and whether that said goodbye."""
+    """Rank → its newest incarnation, and whether that has left."""
     newest: dict[int, tuple[int, bool]] = {}
-    for _, (rank, incarnation, has_left) in _ours(store, keys.claims_prefix(), keys.parse_claim):
+    for _, (rank, incarnation, has_left) in _parsed(store, keys.claims_prefix(), keys.parse_claim):
         newest[rank] = incarnation, has_left  # a departure sorts right after its claim
     return newest
 
 
-def _ours(store: Store, prefix: str, parse: Callable[[str], T]) -> Iterator[tuple[str, T]]:
-    """Keys and what their names say, without what others have put there."""
+def _parsed(store: Store, prefix: str, parse: Callable[[str], T]) -> Iterator[tuple[str, T]]:
+    """Each key with its parsed parts; foreign keys are skipped."""
     for key in store.list(prefix):
         with suppress(BadKey):
             yield key, parse(key)
@@ -201,14 +202,14 @@ def _record(line: dict[str, Any]) -> Iterator[RoundRecord]:
     try:
         yield RoundRecord.from_json(line)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        return  # of another version, perhaps; pictures do without
+        return  # perhaps of another version; displays skip it
 
 
 def _lines(store: Store, key: str) -> Iterator[dict[str, Any]]:
     try:
         data = bytes(store.get(key))
     except (KeyNotFound, BadKey):
-        return  # it went while we read
+        return  # deleted in the meantime
     for line in data.splitlines():
         try:
             found = json.loads(line, parse_constant=_refused, parse_float=_finite, parse_int=_whole)
@@ -231,13 +232,13 @@ def _whole(text: str) -> int:
 
 
 def _within(number: float) -> float:
-    """So that nothing made of it overflows: no time, amount or count is as large."""
+    """Refuse numbers so large that later arithmetic could overflow."""
     return number if abs(number) < _LARGEST else float(_refused(str(number)[:20]))
 
 
 def _each(read: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-    """Many at once: most stores are far away."""
+    """Read many items in parallel, because most stores have a high latency."""
     if len(items) < 2:
         return [read(item) for item in items]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
         return list(pool.map(read, items))

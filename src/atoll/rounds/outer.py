@@ -1,4 +1,4 @@
-"""The outer step: what every replica does with the mean of a round. Pure, the same bits on every machine.
+"""The outer step: every replica applies the mean of a round to its state. Pure, the same bits on every machine.
 
 `nesterov` has the operations of `torch.optim.SGD(nesterov=True)` on CPU, in their order and with their rounding:
 
@@ -7,8 +7,8 @@
     values = fma(step, -lr, values)          one rounding
 
 with every operand float32, lr and momentum rounded to float32 first. Written with separate roundings instead, about
-3 % of the values would differ from torch's in the last bit. `average` takes the mean itself as the new values: it is
-for rounds that exchange weights, where no subtraction has lost anything.
+3 % of the values would differ from torch's in the last bit. `average` takes the mean itself as the new values: it
+is for rounds that exchange weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from atoll.rounds.codecs.base import F32, as_bytes
 from atoll.rounds.frames import digest
 from atoll.validation import Kind, check_fields, is_number, one_of
 
-_TILE = 1 << 17  # elements worked on at once: what one operation leaves in the cache is there for the next
+_TILE = 1 << 17  # values processed at a time: small enough to stay in the cache between operations
 
 
 _KINDS = {
@@ -36,7 +36,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class OuterRule:
-    """Which outer step, and with what numbers. Part of what replicas agree on."""
+    """The kind of outer step and its parameters. Part of the agreement of the replicas."""
 
     kind: str = "nesterov"
     lr: float = 0.7
@@ -56,7 +56,7 @@ class OuterRule:
 def outer_step(rule: OuterRule, values: F32, buffer: F32 | None, mean: F32, *, is_first: bool) -> None:
     """Apply one mean to `values` and `buffer`, in place. All are flat; `buffer` may be None without momentum.
 
-    `is_first`: no mean was applied to these values before, so the buffer has nothing in it yet.
+    `is_first`: no mean was applied to these values before, so the buffer is empty.
     """
     for start in range(0, values.size, _TILE):
         tile = slice(start, start + _TILE)
@@ -64,7 +64,7 @@ def outer_step(rule: OuterRule, values: F32, buffer: F32 | None, mean: F32, *, i
 
 
 def state_digest(values: F32, buffer: F32 | None) -> str:
-    """XXH3-128 of the values and then of the momentum buffer, as little-endian float32: what an offer calls `base`."""
+    """XXH3-128 of the values and then of the momentum buffer, as little-endian float32: the `base` of an offer."""
     parts = [values] if buffer is None else [values, buffer]
     return digest(*(as_bytes(np.ascontiguousarray(part, dtype="<f4")) for part in parts))
 

@@ -16,7 +16,7 @@ import numpy as np
 from atoll.errors import CorruptUpdate, StoreError
 from atoll.rounds import one_pass
 from atoll.rounds.average import Reduced, finish
-from atoll.rounds.chunks import check_update, told, update_header
+from atoll.rounds.chunks import check_update, reported, update_header
 from atoll.rounds.codecs.base import F32, as_bytes, codec
 from atoll.rounds.contributions import Participant, Participants, PrefetchedMean, joined, mean_name
 from atoll.rounds.frames import FrameReader, checksum
@@ -167,7 +167,7 @@ def _await_part(turn: RoundState, rank: int, chunk: int) -> Steps[_ChunkSource |
 
 def _arriving(incoming: FrameReader, header: dict[str, Any]) -> _ChunkSource:
     check_update(incoming.header, incoming.payload_bytes, header)
-    return _ChunkSource(incoming, text(incoming.header.get("xxh3")), *told(incoming.header))
+    return _ChunkSource(incoming, text(incoming.header.get("xxh3")), *reported(incoming.header))
 
 
 def _close(parts: list[_ChunkSource]) -> None:

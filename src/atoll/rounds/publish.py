@@ -26,14 +26,14 @@ from atoll.errors import CorruptUpdate, KeyNotFound
 from atoll.kernels import fused
 from atoll.kernels.fused import Hash
 from atoll.rounds import one_pass
-from atoll.rounds.chunks import seal_chunk, update_header
+from atoll.rounds.chunks import update_header
 from atoll.rounds.codecs.base import F32, as_bytes, codec
 from atoll.rounds.context import RoundContext
-from atoll.rounds.frames import PREAMBLE_BYTES, canonical, checksum, seal_front
+from atoll.rounds.frames import PREAMBLE_BYTES, canonical, checksum, seal_frame, seal_front
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.join import fenced
 from atoll.rounds.layout import Source
-from atoll.rounds.one_pass import LEAST_COMPILED, sound, sum_of_squares
+from atoll.rounds.one_pass import LEAST_COMPILED, reliable_squares, sum_of_squares
 from atoll.rounds.records import Offer, Rejection
 from atoll.stores.base import Buffer
 from atoll.stores.fast import HashedWhileWritten
@@ -77,7 +77,7 @@ class FrameWriter(HashedWhileWritten):
         copy = None if out is None else np.frombuffer(out, np.uint8)
         if isinstance(self._state, Hash):
             assert self._passes is not None
-            self._squares += self._passes.look(values, self._state, copy)
+            self._squares += self._passes.hash_and_norm(values, self._state, copy)
         else:
             self._state.update(self.payload[start:stop])
             self._squares += sum_of_squares(values)
@@ -94,7 +94,7 @@ class FrameWriter(HashedWhileWritten):
         if start == 0:
             self._begin()
         values = self._values[start // 4 : stop // 4]
-        squares, seconds = self._passes.pour(values, self._state, fd, self.front_bytes + start, step)
+        squares, seconds = self._passes.write_hashed(values, self._state, fd, self.front_bytes + start, step)
         self._squares += squares
         self.seconds += seconds
         self._seen = stop
@@ -102,7 +102,7 @@ class FrameWriter(HashedWhileWritten):
     def front(self) -> Buffer:
         if self._seen < len(self.payload):
             self._look_at_all()
-        self.norm = math.sqrt(sound(self._squares, self._values))
+        self.norm = math.sqrt(reliable_squares(self._squares, self._values))
         if not (math.isfinite(self.norm) and self._are_sound()):
             raise NotFinite
         header = {**self._header, "norm": self.norm, "xxh3": self.check}
@@ -227,7 +227,7 @@ def put_chunk(
 ) -> Steps[None]:
     """Write one chunk of our update; `check` is its checksum if that is known, `norm` the L2 of its values."""
     header = update_header(offer, member.grid(offer.fragment), chunk) | {"norm": norm}
-    sealed = seal_chunk(header, parts, check=check)
+    sealed = seal_frame(header, parts, check=check)
     yield from member.io.put(_key(member, offer, chunk), sealed)
 
 

@@ -1,11 +1,8 @@
-"""The small things replicas tell each other through the store, each to and from its JSON.
+"""The small records that replicas exchange through the store, each with `seal` and `open`.
 
-`from_json` trusts nothing: a member that is missing or of the wrong type is a `CorruptUpdate`.
-
-An offer announces one rank's update: what it is, what it weighs, and the checksum of every chunk.
-
-It is written after the chunks it names, so whoever reads it can read them. A small update travels inside its offer.
-The chunks that a rank expects to average itself may be held back: nobody else needs them, and their mean is published.
+`open` trusts nothing: a member that is missing or of the wrong type is a `CorruptUpdate`. A rank writes its offer
+after the chunks that it names, so a reader of the offer can read them; a small update is part of its offer. A rank may
+skip the upload of chunks that it expects to average itself: it publishes their mean instead.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Blob:
-    """Bulk bytes in pieces: where they are and how to know that they are right."""
+    """Bulk bytes, stored in pieces: their digest, and the size and checksum of each piece."""
 
     round_no: int
     digest: str
@@ -44,24 +41,24 @@ class Blob:
         listed = tuple((whole(p[0]), text(p[1])) for p in member(data, "pieces", list))
         blob = cls(whole(data.get("round")), text(data.get("digest")), whole(data.get("bytes")), listed)
         if sum(size for size, _ in listed) != blob.size_bytes:
-            raise CorruptUpdate("the pieces of a blob do not add up", check="record")
+            raise CorruptUpdate("the sizes of the pieces do not add up to that of the blob", check="record")
         return blob
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all replicas of a run share from before step 1 to the end. The first writer's stands."""
+    """The settings that all replicas of a run share. The first replica creates it; the others compare theirs."""
 
     run_id: str
     world_size: int
     layouts: tuple[Layout, ...]
-    """One for each fragment; round r exchanges fragment r mod their number, unless the caller says otherwise."""
+    """One for each fragment. By default round r exchanges fragment r modulo the number of fragments."""
     chunk: int
     """Elements in a chunk of the grid."""
     codec: str
     mean_codec: str
     settings: Mapping[str, Any]
-    """What else must be equal everywhere, such as the outer optimizer; compared, otherwise not looked at."""
+    """Other settings that must be equal on all replicas, such as the outer optimizer."""
     initial: Blob
 
     def seal(self) -> bytes:
@@ -95,13 +92,13 @@ class Agreement:
 
     @property
     def digest(self) -> str:
-        """What the first commit names as its predecessor."""
+        """The `previous` of the first commit."""
         return digest(self.seal())
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One process that took a rank. `token` tells our own claim from one that only looks like it."""
+    """One process that took a rank. The random `token` identifies the process."""
 
     rank: int
     incarnation: int
@@ -119,7 +116,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Contribution:
-    """One update a commit names: whose, which, and what it weighs."""
+    """One update that a commit includes."""
 
     rank: int
     incarnation: int
@@ -140,7 +137,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Rejection:
-    """An update that was there and was not averaged, and the check it failed."""
+    """An update that was offered but not averaged, and the check that it failed."""
 
     rank: int
     check: str
@@ -153,28 +150,32 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Commit:
-    """The agreement of one round: exactly these updates, averaged exactly this way."""
+    """The decision of one round: which updates are averaged, and how."""
 
     run_id: str
     round_no: int
     fragment: int
     previous: str
-    """Digest of the commit before this one, or of the run's agreement: commits are a chain."""
+    """Digest of the commit before this one, or of the run's agreement: commits form a chain."""
     base: str
-    """Digest of the state the updates were made from; empty when replicas do not tell."""
+    """Digest of the state that the updates start from; empty if replicas do not report it."""
     mode: str
-    """`scatter`: means are published chunk by chunk; `whole`: everyone averages the updates themselves."""
+    """`scatter`: owners publish the mean chunk by chunk; `whole`: every replica averages the updates itself."""
     contributions: tuple[Contribution, ...]
     """In rank order."""
     rejected: tuple[Rejection, ...] = ()
     members: tuple[int, ...] = ()
-    """Ranks that the next round should look for."""
+    """Ranks that are expected in the next round."""
     by: int = 0
 
     def __post_init__(self) -> None:
         ranks = [c.rank for c in self.contributions]
         if not ranks or ranks != sorted(set(ranks)) or self.mode not in ("scatter", "whole"):
-            raise CorruptUpdate("a commit names each rank once, in order", round_no=self.round_no, check="record")
+            raise CorruptUpdate(
+                "a commit must name each rank once, in rank order, and a known mode",
+                round_no=self.round_no,
+                check="record",
+            )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -188,12 +189,12 @@ class Commit:
         return next((c for c in self.contributions if c.rank == rank), None)
 
     def owner(self, chunk: int) -> int:
-        """The rank that averages a chunk."""
+        """The rank that averages this chunk."""
         return self.contributions[chunk % len(self.contributions)].rank
 
     @cached_property
     def digest(self) -> str:
-        """What the next commit names as its predecessor."""
+        """The `previous` of the next commit."""
         return digest(self.seal())
 
     def seal(self) -> bytes:
@@ -236,12 +237,12 @@ class Commit:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state before round `round_no`: every commit below it applied, none from it on."""
+    """The state before round `round_no`: all earlier commits are applied to it."""
 
     run_id: str
     round_no: int
     previous: str
-    """Digest of the last commit that is in it, or of the agreement."""
+    """Digest of the last commit that is applied to it, or of the agreement."""
     sections: tuple[tuple[str, int], ...]
     """(name, bytes) of each buffer in the blob, in order."""
     blob: Blob
@@ -275,7 +276,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Ack:
-    """This rank will never again ask for a round below `round_no`. `count` changes with every writing."""
+    """This rank no longer needs any round below `round_no`. `count` increases with every write."""
 
     rank: int
     incarnation: int
@@ -292,7 +293,7 @@ class Ack:
 
 
 def member(data: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """A member of this type, or `CorruptUpdate`."""
+    """The member `name` if it has this type, or `CorruptUpdate`."""
     value = data.get(name)
     if not isinstance(value, kind):
         raise CorruptUpdate(f"`{name}` is {value!r}, not a {kind.__name__}", check="record")
@@ -340,20 +341,20 @@ class Offer:
     chunks: tuple[str, ...]
     """XXH3-64 of the encoded bytes of each chunk."""
     withdrawn: Rejection | None = None
-    """Set when the replica itself found its update unfit; there are no chunks then."""
+    """Set if the replica rejected its own update; the offer has no chunks then."""
     slot: int = 0
     inline: memoryview | None = None
-    """The encoded chunks, one after the other, when they travel with the offer."""
+    """The joined encoded chunks, if the offer contains them."""
     expected: tuple[int, ...] = ()
-    """The ranks that were expected to take part, if the chunks that are our own among them were held back."""
+    """The participants that this rank expected, if it did not upload the chunks that it owns among them."""
 
     def is_local_only(self, chunk: int) -> bool:
-        """Whether a chunk was not in the store when this was written."""
+        """Whether the rank did not upload this chunk before the offer."""
         return bool(self.expected) and self.expected[chunk % len(self.expected)] == self.rank
 
     @cached_property
     def digest(self) -> str:
-        """XXH3-128 of layout, codec and chunk checksums, each followed by a line feed: what a commit names."""
+        """XXH3-128 of layout, codec and chunk checksums, each followed by a line feed. Commits refer to it."""
         return digest("".join(f"{part}\n" for part in (self.layout, self.codec, *self.chunks)).encode())
 
     def seal(self) -> list[memoryview]:
@@ -380,12 +381,12 @@ class Offer:
 
     @classmethod
     def open(cls, data: Buffer, *, run_id: str, round_no: int, rank: int, slot: int) -> Offer:
-        """Read an offer that must be the one of this run, round and rank."""
+        """Check the offer of this run, round and rank."""
         frame = open_frame(data, kind="offer")
         h = frame.header
         if (h.get("run"), h.get("round"), h.get("rank")) != (run_id, round_no, rank):
-            raise CorruptUpdate("an offer is of another run, round or rank", rank=rank, check="identity")
-        said = h.get("withdrawn")
+            raise CorruptUpdate("an offer belongs to another run, round or rank", rank=rank, check="identity")
+        withdrawn = h.get("withdrawn")
         offer = cls(
             run_id,
             round_no,
@@ -400,7 +401,7 @@ class Offer:
             finite(h.get("weight")),
             finite(h.get("norm")),
             texts(member(h, "chunks", list)),
-            None if said is None else Rejection(rank, *texts(said)),
+            None if withdrawn is None else Rejection(rank, *texts(withdrawn)),
             slot,
             expected=tuple(whole(rank) for rank in member(h, "expected", list)),
         )

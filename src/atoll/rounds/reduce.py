@@ -1,8 +1,8 @@
-"""The weighted mean of updates, bit for bit the same wherever and in whatever order they arrived. Pure.
+"""The weighted mean of updates: the same bits on every machine, in whatever order updates arrive. Pure.
 
 Contributions are summed in rank order in float32, every operation rounded on its own (no fused multiply-add):
 equal weights give `((x0 + x1) + …) / n`; others give `((c0*x0) + c1*x1) + …` with `c = float32(w / sum of w)`,
-the quotient taken in float64. Powers of two for n make both forms agree.
+the quotient taken in float64. If n is a power of two, both forms agree.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from atoll.stores.base import Buffer
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What each contribution is multiplied with, or None when the sum is divided by `count` instead."""
+    """The factor of each contribution; None if the sum is divided by `count` instead."""
 
     count: int
     factors: tuple[np.float32, ...] | None
 
     @classmethod
     def of(cls, weights: Sequence[float]) -> Coefficients:
-        """From weights in rank order; each is finite and above zero."""
+        """From weights in rank order, which must be finite and above zero."""
         if not weights or not all(math.isfinite(w) and w > 0 for w in weights):
             raise CorruptUpdate(f"weights must be finite and above 0: {list(weights)}", check="weight")
         if len(set(weights)) == 1:
@@ -40,10 +40,10 @@ class Coefficients:
 
 
 class Accumulator:
-    """Takes contributions in rank order, one after the other, so that memory does not grow with their number."""
+    """Adds contributions in rank order, one after the other, so that memory does not grow with their number."""
 
     def __init__(self, size: int, coefficients: Coefficients, out: F32 | None = None) -> None:
-        """`out`: a contiguous array to sum up in, which is then what `mean` gives; its content is of no matter."""
+        """`out`: a contiguous array for the sum, which `mean` then returns; its content is overwritten."""
         assert out is None or (out.shape == (size,) and out.flags.c_contiguous)
         self._sum: F32 = np.empty(size, dtype=np.float32) if out is None else out
         self._coefficients = coefficients
@@ -51,7 +51,7 @@ class Accumulator:
         self._is_mean = False
 
     def add(self, values: F32) -> None:
-        """The next contribution in rank order."""
+        """Add the next contribution in rank order."""
         if self._taken:
             kernels.add(self._sum, values, self._factor)
         else:
@@ -60,7 +60,7 @@ class Accumulator:
         self._taken += 1
 
     def add_encoded(self, how: Codec, payload: Buffer) -> None:
-        """The next contribution in rank order, added while it is decoded: the same bits as `add(how.decode(…))`."""
+        """Add the next contribution in rank order while decoding it: the same bits as `add(how.decode(…))`."""
         if self._taken:
             how.add_into(payload, self._sum, self._factor)
         else:
@@ -69,14 +69,14 @@ class Accumulator:
         self._taken += 1
 
     def add_all(self, how: Codec, payloads: Sequence[Buffer]) -> None:
-        """The next contributions in rank order, in one pass over memory: the same bits as `add_encoded` of each."""
+        """Add the next contributions in rank order, in one pass over memory: the same bits as `add_encoded` of each."""
         self.add_opened([how.open(payload, self._sum.size) for payload in payloads], how.tile)
 
-    def add_opened(self, opened: Sequence[Opened], tile: int, done: Callable[[F32], None] | None = None) -> None:
-        """The next contributions in rank order, tile by tile.
+    def add_opened(self, opened: Sequence[Opened], tile: int, on_tile: Callable[[F32], None] | None = None) -> None:
+        """Add the next contributions in rank order, tile by tile.
 
-        Each sum stays in the cache until all of them are in it, and is divided there if they are the last; then `done`
-        gets it.
+        A tile of the sum stays in the cache until all of them are added. If they are the last ones, it is divided
+        there. Then `on_tile` gets it.
         """
         is_last = self._taken + len(opened) == self._coefficients.count
         with kernels.quiet():
@@ -85,13 +85,13 @@ class Accumulator:
                 self._add_tiles(opened, start, part)
                 if is_last:
                     self._divide(part)
-                if done is not None:
-                    done(part)
+                if on_tile is not None:
+                    on_tile(part)
         self._taken += len(opened)
         self._is_mean = is_last
 
     def mean(self) -> F32:
-        """The result, once every contribution is in."""
+        """The mean, after every contribution was added."""
         assert self._taken == self._coefficients.count, "every contribution is added exactly once"
         if not self._is_mean:
             with kernels.quiet():
@@ -102,14 +102,14 @@ class Accumulator:
     def _add_tiles(self, opened: Sequence[Opened], start: int, part: F32) -> None:
         factors = self._coefficients.factors
         so_far: F32 | None = part if self._taken else None
-        for turn, contribution in enumerate(opened, self._taken):
+        for i, contribution in enumerate(opened, self._taken):
             if so_far is part and (add := getattr(contribution, "add", None)) is not None:
-                add(start, part, None if factors is None else factors[turn])
+                add(start, part, None if factors is None else factors[i])
                 continue
-            room = part if so_far is None else kernels.scratch.values[: part.size]
-            values = contribution.read(start, room)
+            out = part if so_far is None else kernels.scratch.values[: part.size]
+            values = contribution.read(start, out)
             if factors is not None:
-                values = np.multiply(values, factors[turn], room)
+                values = np.multiply(values, factors[i], out)
             so_far = values if so_far is None else np.add(so_far, values, part)
         if so_far is not part and so_far is not None:
             np.copyto(part, so_far)
@@ -120,7 +120,7 @@ class Accumulator:
             return
         if count & (count - 1):
             np.divide(part, np.float32(count), part)
-        else:  # the same bits, sooner
+        else:  # the same bits, faster
             np.multiply(part, np.float32(1 / count), part)
 
     @property
@@ -146,7 +146,7 @@ def weighted_mean(contributions: Iterable[F32], weights: Sequence[float]) -> F32
 
 
 def is_finite(values: F32) -> bool:
-    """No NaN and no infinity. A sum with either in it has either in it, so checking the mean checks all of it."""
+    """Whether there is no NaN and no infinity. Either one in a contribution reaches the mean, so check only that."""
     if values.size == 0:
         return True
     return bool(np.isfinite(values.max()) and np.isfinite(values.min()))

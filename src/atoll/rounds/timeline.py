@@ -1,19 +1,17 @@
-"""How long each phase of each round took on one replica, and what it moved: recorded in memory, left in the store.
+"""The timeline of one replica's rounds: how long each phase took, and how many bytes and requests it used.
 
-Phases run side by side, in threads, and with streaming a round goes on while the next inner steps are computed; so
-intervals are kept, not sums. What computing happens between two exchanges belongs to the later one. A round is closed
-when its outer step was told, at the latest when the round after the next begins or the next one has to wait; closed
-ones are written in batches, each batch an object of its own, and old ones are deleted.
-
-Intervals of time: their union, how long they last, what others leave uncovered, and fewer of them. Pure.
-
-What one replica's round cost: seconds by phase, bytes, requests; as one line of JSON in the store. Pure.
+The exchange and the training loop record intervals here; the timeline writes them to the store, where `metrics` reads
+them. Phases run side by side, in threads, and with streaming a round overlaps the next inner steps, so intervals are
+kept, not sums. Computing between two exchanges belongs to the later one. A round is closed when its outer step was
+recorded, at the latest when the round after the next begins or the next one has to wait. Closed rounds are written in
+batches, one object for each batch; old objects are deleted.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,14 +25,16 @@ if TYPE_CHECKING:
     from atoll.rounds.io import Counters, Steps, StoreIO
     from atoll.rounds.keys import RoundKeys
 
+log = logging.getLogger("atoll.rounds")
+
 Span = tuple[float, float]
-"""When something began and ended, in seconds."""
+"""The begin and the end of an interval, in seconds."""
 
 _COMPACT_FROM = 2048
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same stretches of time as sorted intervals that do not touch."""
+    """The union as sorted intervals that do not touch."""
     joined: list[Span] = []
     for began, ended in sorted(spans):
         if joined and began <= joined[-1][1]:
@@ -45,12 +45,12 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """How long at least one of them lasted."""
+    """The length of the union."""
     return sum(ended - began for began, ended in union(spans))
 
 
 def uncovered(spans: Iterable[Span], cover: Iterable[Span]) -> list[Span]:
-    """The parts of `spans` in which nothing of `cover` went on."""
+    """The parts of `spans` that no interval of `cover` covers."""
     left: list[Span] = []
     covers = union(cover)
     for began, ended in union(spans):
@@ -68,7 +68,7 @@ def uncovered(spans: Iterable[Span], cover: Iterable[Span]) -> list[Span]:
 
 
 def limited(spans: Sequence[Span], most: int) -> list[Span]:
-    """At most `most` intervals: the shortest gaps between those of the union are closed."""
+    """The union with at most `most` intervals: its shortest gaps are closed."""
     joined = union(spans)
     if len(joined) <= most:
         return joined
@@ -80,7 +80,7 @@ def limited(spans: Sequence[Span], most: int) -> list[Span]:
 
 
 class Track:
-    """What one phase of a round did: how long, how often and when. Memory is bounded, however many are added."""
+    """The intervals of one phase of a round. Memory is bounded, however many are added."""
 
     def __init__(self) -> None:
         self.busy_s, self.count = 0.0, 0
@@ -100,7 +100,7 @@ class Track:
 
 
 PHASES = ("compute", "encode", "put", "wait", "get", "reduce", "apply")
-"""Those we know, in the order they come; a record may have others."""
+"""The known phases in order; a record may have others."""
 _MICRO = 1_000_000
 
 
@@ -109,12 +109,12 @@ class PhaseTime:
     """One phase of a round."""
 
     busy_s: float
-    """Summed over everything that went on side by side."""
+    """The sum of all intervals, which may overlap."""
     wall_s: float
-    """How long at least one of them went on."""
+    """The length of their union."""
     count: int = 1
     spans: tuple[tuple[float, float], ...] = ()
-    """(when after the exchange began, how long): a bounded number, so short gaps may be closed."""
+    """(begin after the begin of the exchange, length); at most `MOST_SPANS`, so short gaps may be closed."""
 
     def to_json(self) -> dict[str, Any]:
         spans = [[round(at * _MICRO), round(lasted * _MICRO)] for at, lasted in self.spans]
@@ -135,17 +135,17 @@ class RoundRecord:
     round_no: int
     fragment: int
     time: float
-    """When the exchange began, by the replica's own clock: for people and pictures, never for decisions."""
+    """When the exchange began, by the replica's clock: for display, never for decisions."""
     exchange_s: float
     exposed_s: float
     """The part of the exchange during which nothing was computed."""
     is_over: bool
-    """False for an exchange that never came to its end."""
+    """False for an exchange that failed."""
     is_included: bool
-    """Whether this replica's update is part of the mean."""
+    """Whether the mean includes this replica's update."""
     phases: dict[str, PhaseTime] = field(default_factory=dict)
     bytes_up: int = 0
-    """Bytes and requests from the beginning of this exchange to that of the next one."""
+    """Bytes and requests are counted from the begin of this exchange to the begin of the next one."""
     bytes_down: int = 0
     requests: dict[str, int] = field(default_factory=dict)
     misses: int = 0
@@ -153,12 +153,12 @@ class RoundRecord:
 
     @property
     def hidden_share(self) -> float:
-        """The part of the exchange that went on behind computing."""
+        """The share of the exchange that overlapped with computing."""
         return 1.0 - self.exposed_s / self.exchange_s if self.exchange_s > 0 else 0.0
 
     @property
     def total_s(self) -> float:
-        """What the round took of the replica's time: computing, standing still for the exchange, and the outer step."""
+        """The time of the round: computing, waiting for the exchange, and the outer step."""
         return self.wall_s("compute") + self.exposed_s + self.wall_s("apply")
 
     def wall_s(self, phase: str) -> float:
@@ -186,7 +186,7 @@ class RoundRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RoundRecord:
-        """`KeyError`, `TypeError` or `ValueError` when it is no such record."""
+        """Raises `KeyError`, `TypeError` or `ValueError` for anything but a record."""
         return cls(
             rank=int(_number(data["rank"])),
             incarnation=int(_number(data["incarnation"])),
@@ -207,7 +207,7 @@ class RoundRecord:
 
 
 def _number(value: object) -> float:
-    """JSON from anywhere: a text that looks like a number is none."""
+    """A JSON number. A text that looks like a number is not one."""
     if not isinstance(value, int | float):
         raise TypeError(f"not a number: {value!r}")
     return value
@@ -219,25 +219,25 @@ def _short(seconds: float) -> float:
 
 COMPUTE, APPLY = "compute", "apply"
 MOST_SPANS = 32
-"""Intervals kept of each phase of a round; shorter gaps than those between them are closed."""
+"""The most intervals in the record of a phase."""
 WRITE_EVERY_S = 5.0
 LONG_S = 1.0
-"""Exchanges that take longer than this have time to write while they wait."""
+"""An exchange that takes longer than this writes records while it waits."""
 KEPT_SEGMENTS = 512
 _MOST_PENDING = 1000
 
 
 class _Counting(Protocol):
-    """Where bytes and requests are counted."""
+    """Counts bytes and requests."""
 
     def counted(self) -> Counters:
-        """A copy of the counters so far."""
+        """A copy of the counters."""
         ...
 
 
 @dataclass
 class _Draft:
-    """A round that may still be added to."""
+    """A round that is not closed yet."""
 
     round_no: int
     fragment: int
@@ -258,7 +258,7 @@ class _Draft:
 
 
 class Timeline:
-    """The rounds of one process. Every method may be called from any thread."""
+    """The rounds of one process. Any thread may call any method."""
 
     def __init__(self, clock: Clock, counting: _Counting) -> None:
         self._clock, self._counting = clock, counting
@@ -266,9 +266,9 @@ class Timeline:
         self._drafts: list[_Draft] = []
         self._pending: deque[RoundRecord] = deque(maxlen=_MOST_PENDING)
         self._compute = Track()
-        """What was computed since the last exchange began."""
-        self._is_told = False
-        """Whether anybody says what is computed."""
+        """The computing since the last exchange began."""
+        self._reports_compute = False
+        """Whether the caller reports computing. If not, the time between two exchanges counts."""
         self._idle_since = clock.monotonic()
         self._sums = [0.0, 0.0]
         self._keys: RoundKeys | None = None
@@ -276,42 +276,42 @@ class Timeline:
         self._written_at = -WRITE_EVERY_S
 
     def open(self, keys: RoundKeys, rank: int, incarnation: int) -> None:
-        """From now on it is known whose rounds these are."""
+        """Set the rank and incarnation of the records, and where to write them."""
         self._keys, self._rank, self._incarnation = keys, rank, incarnation
         self._idle_since = self._clock.monotonic()
 
-    # ---- what is told
+    # ---- recording
 
     def add(self, phase: str, began: float, ended: float, round_no: int | None = None) -> None:
-        """A phase went on then, by the clock's `monotonic`: of that round unless it is closed, or of the latest one."""
+        """Record an interval of a phase in `monotonic` time, for an open round, or for the latest one."""
         with self._lock:
             if phase == COMPUTE:
-                self._is_told = True
+                self._reports_compute = True
                 self._compute.add(began, ended)
             else:
-                meant = [draft for draft in self._drafts if round_no is None or draft.round_no == round_no]
-                if meant:
-                    meant[-1].track(phase).add(began, ended)
+                drafts = [draft for draft in self._drafts if round_no is None or draft.round_no == round_no]
+                if drafts:
+                    drafts[-1].track(phase).add(began, ended)
 
     def begin(self, round_no: int, fragment: int) -> None:
-        """An exchange begins; what was computed until now was for it."""
+        """An exchange begins; the computing before it belongs to it."""
         counted, now = self._counting.counted(), self._clock.monotonic()
         with self._lock:
-            if not self._is_told:
+            if not self._reports_compute:
                 self._compute.add(self._idle_since, now)
             self._close(counted, is_final=False)
             self._drafts.append(_Draft(round_no, fragment, now, self._clock.time(), counted, self._compute))
             self._compute = Track()
 
     def end(self, *, is_included: bool, is_over: bool = True) -> None:
-        """The exchange has come to its end, or failed; its mean has not been applied yet."""
+        """The exchange has ended or failed; its mean has not been applied yet."""
         with self._lock:
-            if self._drafts:  # else all was closed while it failed
+            if self._drafts:  # otherwise `finish` closed all rounds while the exchange failed
                 draft = self._drafts[-1]
                 draft.ended, draft.is_included, draft.is_over = self._clock.monotonic(), is_included, is_over
                 self._idle_since = draft.ended
 
-    # ---- what it comes to
+    # ---- totals and records
 
     @property
     def exchange_s(self) -> float:
@@ -320,22 +320,22 @@ class Timeline:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds of exchanges during which nothing was computed."""
+        """Seconds of all exchanges without computing at the same time."""
         return self._so_far()[1]
 
     @property
     def hidden_share(self) -> float:
-        """The part of the exchanges that went on behind computing."""
+        """The share of all exchanges that overlapped with computing."""
         exchange_s, exposed_s = self._so_far()
         return 1.0 - exposed_s / exchange_s if exchange_s > 0 else 0.0
 
     def flush(self, io: StoreIO) -> Steps[None]:
-        """Write what is closed, unless that was done a moment ago. A store that fails is no reason to stop training."""
+        """Write the closed rounds, at most once in `WRITE_EVERY_S`. A failing store does not stop training."""
         if self._clock.monotonic() - self._written_at >= WRITE_EVERY_S:
             yield from self._write(io)
 
     def use_pause(self, io: StoreIO) -> Steps[None]:
-        """Before a pause: if the exchange takes long, whoever looks now should find every round before it."""
+        """Before a pause of a long exchange: write all earlier rounds, so that `atoll top` shows them."""
         now = self._clock.monotonic()
         if now - self._written_at < WRITE_EVERY_S:
             return
@@ -347,7 +347,7 @@ class Timeline:
         yield from self._write(io)
 
     def finish(self, io: StoreIO) -> Steps[None]:
-        """Close and write all there is: no round follows."""
+        """Close and write every round; no round follows."""
         counted = self._counting.counted()
         with self._lock:
             self._close(counted, is_final=True)
@@ -365,12 +365,15 @@ class Timeline:
             yield from io.put(keys.metrics(self._rank, self._incarnation, segment), _lines(batch))
             if segment >= KEPT_SEGMENTS:
                 yield from io.delete(keys.metrics(self._rank, self._incarnation, segment - KEPT_SEGMENTS))
-        except StoreError:
+        except StoreError as exc:
+            log.debug("round records were not written and are kept: %s", exc)
             with self._lock:
-                self._pending.extendleft(reversed(batch))  # it may be there all the same: readers take a round once
+                self._pending.extendleft(
+                    reversed(batch)
+                )  # the object may exist all the same: readers count a round once
 
     def _close(self, counted: Counters, *, is_final: bool) -> None:
-        """Turn drafts into records, oldest first, once nothing more is to come."""
+        """Turn drafts into records, oldest first. The latest is closed after its outer step, or if `is_final`."""
         while self._drafts:
             draft, is_latest = self._drafts[0], len(self._drafts) == 1
             if is_latest and not (is_final or APPLY in draft.phases):
@@ -404,7 +407,7 @@ class Timeline:
         )
 
     def _spent(self, draft: _Draft) -> tuple[float, float]:
-        """Seconds of the exchange, and those of them during which nothing was computed."""
+        """Seconds of the exchange, and of its parts without computing."""
         exchange: Span = (draft.began, self._clock.monotonic() if draft.ended is None else draft.ended)
         computed = [span for later in self._drafts for span in later.compute.spans] + self._compute.spans
         return exchange[1] - exchange[0], length(uncovered([exchange], computed))

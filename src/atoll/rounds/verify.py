@@ -1,8 +1,8 @@
-"""`atoll verify`: do the arithmetic of a run again, plainly, from what is in the store, and compare.
+"""`atoll verify`: recompute a run from the objects in the store, in the simplest way, and compare.
 
-Every committed round that is still there: its place in the chain, the checksum of every update it names, their mean
-against what was published, the outer step, and the state every replica said it started the next round from.
-Reads only; shares the parsing of objects with the rest, but none of the exchange.
+For every committed round in the store: its link in the chain of commits, the checksum of every update it names, their
+mean against the published one, the outer step, and the state that the replicas reported before the next round.
+Reads only; shares the parsing of objects with the rest of the package, but none of the exchange.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from atoll.stores.fast import recycles
 T = TypeVar("T")
 
 _PLAIN = OuterRule(lr=1.0, momentum=0.0)
-"""What happens to the tail that is averaged as it is, such as running statistics."""
+"""The outer step of the tail that is averaged without momentum, such as running statistics."""
 
 
 @dataclass
 class Report:
-    """What was checked, and the first thing that was not as it should be."""
+    """What was checked, and the first difference."""
 
     run_id: str
     first_round: int = 0
@@ -47,17 +47,17 @@ class Report:
     means: int = 0
     """Published chunks of the mean that were recomputed and compared."""
     trusted: int = 0
-    """Published chunks whose owner kept its own part of them back, or whose space was used again: taken as they are."""
+    """Published chunks that were not recomputed, because a contribution was never uploaded or is overwritten."""
     partial: int = 0
-    """Rounds of which something is no longer there, before the first one that was recomputed."""
+    """Rounds before the first recomputed one of which objects are already deleted."""
     left_out: int = 0
-    """Parts of updates that are in no mean, because their rank kept them and died."""
+    """Contributions to chunks that are in no mean, because their rank ended before it uploaded them."""
     rejected: dict[int, int] = field(default_factory=dict)
-    """Rank → how many of its updates failed a check, and are in no mean."""
+    """Rank → the number of its updates that failed a check and are in no mean."""
     states: int = 0
-    """States that replicas or snapshots claimed, recomputed and compared."""
+    """States of replicas or snapshots that were recomputed and compared."""
     records: int = 0
-    """Claims and acknowledgements that check out."""
+    """Claims and acknowledgements that passed their checks."""
     notes: list[str] = field(default_factory=list)
     """What could not be checked, and why."""
     difference: str | None = None
@@ -68,7 +68,7 @@ class Report:
 
 
 class Difference(Exception):
-    """The store does not say what the arithmetic gives."""
+    """The store differs from the recomputed values."""
 
 
 def verify(store: Store, run_id: str) -> Report:
@@ -89,7 +89,7 @@ def verify(store: Store, run_id: str) -> Report:
 
 
 def _is_being_retired(store: Store, run_id: str, round_no: int) -> bool:
-    """Part of the oldest round is gone, and a snapshot is past it: somebody is letting it go, or died doing so."""
+    """Whether a later snapshot exists, so that a replica may be deleting this round."""
     keys = RoundKeys(run_id)
     return any(keys.parse_snapshot(key) > round_no for key in store.list(keys.snapshots_prefix()))
 
@@ -140,14 +140,14 @@ class Verification:
         self._check_records()
 
     def _check_records(self) -> None:
-        """What no arithmetic depends on, but who may take part and what may be deleted."""
+        """Check claims and acknowledgements, on which no arithmetic depends."""
         for prefix, parse in ((self._keys.claims_prefix(), Claim.open), (self._keys.acks_prefix(), Ack.open)):
             for key in self._store.list(prefix):
                 self._read(key, parse)
                 self._report.records += 1
 
     def _start(self, first: int, snapshots: list[int]) -> None:
-        """Take the state before the first round from the initial weights, or from a snapshot."""
+        """Load the state before the first round from the initial weights, or from a snapshot."""
         size = sum(layout.size for layout in self._fragments)
         self._values: F32 | None = None
         self._buffer = np.zeros(size, dtype=np.float32)
@@ -189,7 +189,9 @@ class Verification:
         if self._values is None or self._rule is None or not commit.base:
             return
         if (found := self._digest()) != commit.base:
-            raise Difference(f"before round {commit.round_no} the state is {found}, but replicas had {commit.base}")
+            raise Difference(
+                f"before round {commit.round_no} the state should be {found}, but the replicas had {commit.base}"
+            )
         self._report.states += 1
 
     def _digest(self) -> str:
@@ -198,7 +200,7 @@ class Verification:
         return state_digest(self._values, self._buffer if has_buffer else None)
 
     def _mean(self, commit: Commit) -> F32:
-        """The mean of a round from the updates it names, each chunk compared with what was published."""
+        """The mean of a round from the updates it names; each chunk is compared with the published one."""
         layout = self._fragments[commit.fragment]
         grid = Grid(layout.size, self._agreement.chunk)
         offers = [self._offer(commit, named, layout, grid) for named in commit.contributions]
@@ -213,18 +215,18 @@ class Verification:
         return result
 
     def _compared_mean(self, commit: Commit, offers: list[Offer], grid: Grid, chunk: int) -> F32:
-        """A published chunk, compared with the mean of its parts if all of them are in the store."""
-        party, layout = Participants.of_commit(commit), self._fragments[commit.fragment]
+        """A published chunk, compared with the mean of its contributions if all of them are in the store."""
+        participants, layout = Participants.of_commit(commit), self._fragments[commit.fragment]
         how = codec(self._agreement.mean_codec)
         name = MeanName(
-            commit.run_id, commit.round_no, commit.fragment, party.id, layout.hash, how.name, grid, chunk
+            commit.run_id, commit.round_no, commit.fragment, participants.id, layout.hash, how.name, grid, chunk
         )  # fmt: skip
-        found = self._read(self._keys.mean(commit.round_no, party.id, chunk), name.open)
+        found = self._read(self._keys.mean(commit.round_no, participants.id, chunk), name.open)
         theirs = how.decode(found.payload, grid.count(chunk))
         if len(found.parts) != len(offers) or any(
             part not in (None, offer.chunks[chunk]) for part, offer in zip(found.parts, offers, strict=True)
         ):
-            raise Difference(f"round {commit.round_no}, chunk {chunk}: the mean is of other updates than the commit's")
+            raise Difference(f"round {commit.round_no}, chunk {chunk}: the mean names other updates than the commit")
         used = [offer for part, offer in zip(found.parts, offers, strict=True) if part is not None]
         self._report.left_out += len(offers) - len(used)
         parts = [self._part(offer, grid, chunk) for offer in used]
@@ -244,24 +246,24 @@ class Verification:
         self._report.means += 1
 
     def _part(self, offer: Offer, grid: Grid, chunk: int) -> F32 | None:
-        """One rank's values; None where the rank kept them, or the store has used their space again."""
-        is_kept = offer.is_local_only(chunk) or recycles(self._store)
+        """One rank's values; None if the rank did not upload them, or if the store has overwritten them."""
+        may_be_missing = offer.is_local_only(chunk) or recycles(self._store)
         try:
             return self._chunk(offer, grid, chunk)
         except KeyNotFound:
-            if not is_kept:
+            if not may_be_missing:
                 raise
             return None
 
     def _offer(self, commit: Commit, named: Contribution, layout: Layout, grid: Grid) -> Offer:
-        who: dict[str, Any] = {
+        identity: dict[str, Any] = {
             "run_id": commit.run_id,
             "round_no": commit.round_no,
             "rank": named.rank,
             "slot": named.slot,
         }
         key = self._keys.offer(commit.round_no, named.rank, named.slot)
-        offer = self._read(key, lambda data: Offer.open(data, **who))
+        offer = self._read(key, lambda data: Offer.open(data, **identity))
         if (offer.digest, offer.weight, offer.layout) != (named.digest, named.weight, layout.hash):
             raise Difference(f"round {commit.round_no}: the offer of rank {named.rank} is not the committed one")
         if len(offer.chunks) != len(grid):
@@ -309,7 +311,7 @@ class Verification:
         return record, {name: view for (name, _), view in zip(record.sections, views, strict=True)}
 
     def _read(self, key: str, parse: Callable[[Buffer], T]) -> T:
-        """An object, checked; what it fails is said with its name."""
+        """Read and check an object; a difference names its key."""
         data = self._store.get(key)
         try:
             return parse(data)

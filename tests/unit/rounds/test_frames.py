@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from atoll.errors import CorruptUpdate, InternalError
-from atoll.rounds.chunks import MeanName, open_chunk, seal_chunk, update_header
+from atoll.rounds.chunks import MeanName, open_chunk, update_header
 from atoll.rounds.frames import ALIGNMENT, MAX_HEADER_BYTES, checksum, open_frame, open_record, seal_frame, seal_record
 from atoll.rounds.layout import Layout
 from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Offer, Rejection, Snapshot
@@ -35,7 +35,7 @@ def samples() -> dict[str, tuple[bytes, Callable[[bytes], object]]]:
     mean = MeanName("run", 3, 0, "ab" * 8, LAYOUT.hash, "fp32", GRID, 1)
     agreement = Agreement("run", 3, (LAYOUT,), 1024, "fp32", "fp32", {"lr": 0.7}, BLOB)
     return {
-        "update": (joined(seal_chunk(header, [VALUES.data.cast("B")])), lambda data: open_chunk(data, header)),
+        "update": (joined(seal_frame(header, [VALUES.data.cast("B")])), lambda data: open_chunk(data, header)),
         "mean": (joined(mean.seal(("0" * 16, None), [VALUES[:976].data.cast("B")])), mean.open),
         "offer": (joined(OFFER.seal()), lambda data: Offer.open(data, run_id="run", round_no=3, rank=2, slot=0)),
         "commit": (COMMIT.seal(), Commit.open),
@@ -153,7 +153,7 @@ def test_a_commit_that_names_a_rank_twice_or_out_of_order_is_refused() -> None:
 
 def test_a_sound_chunk_that_is_not_the_announced_one_is_refused() -> None:
     header = update_header(OFFER, GRID, 0)
-    sealed = joined(seal_chunk(header, [VALUES.data.cast("B")]))
+    sealed = joined(seal_frame(header, [VALUES.data.cast("B")]))
     open_chunk(sealed, header, wanted=checksum(VALUES.data.cast("B")))
     with pytest.raises(CorruptUpdate) as caught:
         open_chunk(sealed, header, wanted="0" * 16)

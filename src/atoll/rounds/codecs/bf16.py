@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from atoll import kernels
 from atoll.kernels import U16
 from atoll.rounds.codecs.base import F32
-from atoll.rounds.codecs.tiles import Laid, TiledCodec
+from atoll.rounds.codecs.tiles import PayloadArrays, TiledCodec
 
 _WIRE = np.dtype("<u2")
 
@@ -31,7 +31,7 @@ def from_bf16_bits(bits: U16) -> F32:
     return values
 
 
-class _Halves(Laid):
+class _Halves(PayloadArrays):
     def __init__(self, payload: memoryview) -> None:
         self._bits = np.frombuffer(payload, dtype=_WIRE)
         self.at_once = kernels.current().tile
@@ -46,9 +46,9 @@ class _Halves(Laid):
         if native is not out:
             out[:] = native
 
-    def read(self, start: int, room: F32) -> F32:
-        kernels.current().from_bf16(self._bits[start : start + room.size], room)
-        return room
+    def read(self, start: int, out: F32) -> F32:
+        kernels.current().from_bf16(self._bits[start : start + out.size], out)
+        return out
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
         kernels.current().add_bf16(self._bits[start : start + total.size], total, factor)
@@ -60,7 +60,7 @@ class Bf16(TiledCodec):
     name = "bf16"
     largest = float.fromhex("0x1.fep+127")  # one half step above this rounds to infinity
 
-    def lay(self, payload: memoryview, count: int) -> _Halves:  # noqa: ARG002
+    def arrays_over(self, payload: memoryview, count: int) -> _Halves:  # noqa: ARG002
         return _Halves(payload)
 
     def error_bound(self, values: F32) -> NDArray[np.float64]:

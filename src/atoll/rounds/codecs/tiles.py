@@ -1,6 +1,6 @@
-"""What codecs have in common: a payload is written and read tile by tile, in scratch memory that each thread keeps.
+"""The part that codecs share: they write and read payloads tile by tile, in scratch memory of each thread.
 
-A codec lays arrays over the bytes of a payload (`lay`), whose size its row in `codec_sizes` gives; the rest is here.
+A codec lays arrays over the bytes of a payload (`arrays_over`); its row in `codecs.CODECS` gives the payload size.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from atoll.rounds.codecs.base import F32, Addable, check_length, writable
 from atoll.stores.base import Buffer
 
 
-class Laid(Addable, Protocol):
-    """A payload as arrays, to be written or read. Codecs inherit it, and `add` if they have no better one."""
+class PayloadArrays(Addable, Protocol):
+    """Arrays over the bytes of a payload, to write or read it. Codecs inherit this, and may have a faster `add`."""
 
     at_once: int = TILE
     """How many values may be written, read or added in one call."""
 
     def check(self) -> None:
-        """Raise `CorruptUpdate` if no finite values are written like this."""
+        """Raise `CorruptUpdate` if no finite values encode to this payload."""
         ...
 
     def write(self, start: int, values: F32) -> None: ...
@@ -37,7 +37,7 @@ class Laid(Addable, Protocol):
 
 
 class TiledCodec(ABC):
-    """A `Codec` made of tiles."""
+    """A `Codec` that works tile by tile."""
 
     name: str
     largest: float
@@ -50,17 +50,17 @@ class TiledCodec(ABC):
         return codecs.encoded_bytes(self.name, count)
 
     @abstractmethod
-    def lay(self, payload: memoryview, count: int) -> Laid:
+    def arrays_over(self, payload: memoryview, count: int) -> PayloadArrays:
         """Arrays over the bytes of a payload of the right length."""
 
     @abstractmethod
     def error_bound(self, values: F32) -> NDArray[np.float64]: ...
 
-    def open(self, payload: Buffer, count: int) -> Laid:
-        """A payload from elsewhere, checked."""
-        laid = self.lay(check_length(self.name, payload, self.encoded_bytes(count)), count)
-        laid.check()
-        return laid
+    def open(self, payload: Buffer, count: int) -> PayloadArrays:
+        """Check a payload, and lay arrays over it."""
+        arrays = self.arrays_over(check_length(self.name, payload, self.encoded_bytes(count)), count)
+        arrays.check()
+        return arrays
 
     def encode(self, values: F32) -> list[Buffer]:
         out = np.empty(self.encoded_bytes(values.size), dtype=np.uint8).data
@@ -69,10 +69,10 @@ class TiledCodec(ABC):
 
     def encode_into(self, values: F32, out: Buffer) -> None:
         values = np.ascontiguousarray(values, dtype=np.float32)
-        laid = self.lay(writable(self.name, out, self.encoded_bytes(values.size)), values.size)
+        arrays = self.arrays_over(writable(self.name, out, self.encoded_bytes(values.size)), values.size)
         with kernels.quiet():
-            for start in range(0, values.size, laid.at_once):
-                laid.write(start, values[start : start + laid.at_once])
+            for start in range(0, values.size, arrays.at_once):
+                arrays.write(start, values[start : start + arrays.at_once])
 
     def decode(self, payload: Buffer, count: int) -> F32:
         out = np.empty(count, dtype=np.float32)
@@ -80,14 +80,14 @@ class TiledCodec(ABC):
         return out
 
     def decode_into(self, payload: Buffer, out: F32) -> None:
-        laid = self.open(payload, out.size)
+        arrays = self.open(payload, out.size)
         with kernels.quiet():
-            for start in range(0, out.size, laid.at_once):
-                room = out[start : start + laid.at_once]
-                if (values := laid.read(start, room)) is not room:
-                    np.copyto(room, values)
+            for start in range(0, out.size, arrays.at_once):
+                tile = out[start : start + arrays.at_once]
+                if (values := arrays.read(start, tile)) is not tile:
+                    np.copyto(tile, values)
 
     def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
-        laid = self.open(payload, total.size)
-        for start in range(0, total.size, laid.at_once):
-            laid.add(start, total[start : start + laid.at_once], factor)
+        arrays = self.open(payload, total.size)
+        for start in range(0, total.size, arrays.at_once):
+            arrays.add(start, total[start : start + arrays.at_once], factor)

@@ -1,4 +1,4 @@
-"""Tidying up after exchanges: parts that every rank is past, sessions that are over."""
+"""Deletes contributions that every rank has read, and sessions that are over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 8
 
 
 class PendingDeletes:
-    """The parts a rank has written, until every rank has said that it is past the call they belong to."""
+    """The contributions that a rank has uploaded and that some rank may still need."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -28,7 +28,7 @@ class PendingDeletes:
         self._lock = threading.Lock()
 
     def begin(self, name: str) -> int:
-        """The number of a call. One that failed stays open: it may be made again, and needs the parts it missed."""
+        """The number of a call. A failed call stays open, because the caller may repeat it."""
         with self._lock:
             if name not in self._open:
                 self._open[name] = self._next
@@ -36,7 +36,7 @@ class PendingDeletes:
             return self._open[name]
 
     def end(self, name: str) -> None:
-        """The call is over; what it asked for will not be asked for again."""
+        """The call is over; this rank no longer needs the contributions to it."""
         with self._lock:
             del self._open[name]
 
@@ -47,14 +47,14 @@ class PendingDeletes:
             return min(self._open.values(), default=self._next)
 
     def add(self, key: str, found: Sequence[ReadContribution]) -> None:
-        """An exchange is complete: remember our part, and how far the others were."""
+        """An exchange is complete: keep the key of our contribution, and the progress of the others."""
         with self._lock:
             self._written.append((key, {read.rank: read.call for read in found}))
             for read in found:
                 self._past[read.rank] = max(self._past.get(read.rank, 0), read.oldest)
 
     def due(self) -> list[str]:
-        """Keys to delete now; each is named once."""
+        """The keys that no rank needs any more; each is returned once."""
         with self._lock:
             is_over = [all(self._past[rank] > call for rank, call in calls.items()) for _, calls in self._written]
             due = [key for (key, _), over in zip(self._written, is_over, strict=True) if over]
@@ -62,39 +62,43 @@ class PendingDeletes:
             return due
 
 
-def clear_older_sessions(place: Rendezvous, session: Session) -> Steps[None]:
-    """Delete what this rank left in earlier sessions: all ranks are here now, so nobody is there.
+def clear_older_sessions(rendezvous: Rendezvous, session: Session) -> Steps[None]:
+    """Delete this rank's objects of earlier sessions: all ranks are in this session, so none needs them.
 
-    Except for another client of this very process that is still in use.
+    Keeps the sessions of other open clients of this process.
     """
     try:
-        seen = yield from place.attendance()
+        seen = yield from rendezvous.attendance()
         older = [number for number in seen.seated if number < session.number]
-        own = {number for number in older if place.rank in seen.seated[number]}
+        own = {number for number in older if rendezvous.rank in seen.seated[number]}
         alive = set()
         for number in own:
-            if (yield from place.is_alive_here(number)) and place.rank not in seen.left.get(number, ()):
+            if (yield from rendezvous.is_alive_here(number)) and rendezvous.rank not in seen.left.get(number, ()):
                 alive.add(number)
         parts = [
             key
-            for key in (yield from place.io.list(place.keys.parts_prefix()))
-            if _is_own_and_old(place.keys.parse_part(key), place.rank, session.number, alive)
+            for key in (yield from rendezvous.io.list(rendezvous.keys.parts_prefix()))
+            if _is_own_and_old(rendezvous.keys.parse_part(key), rendezvous.rank, session.number, alive)
         ]
-        seats = [make(number, place.rank) for number in own - alive for make in (place.keys.goodbye, place.keys.seat)]
-        yield Gather([place.io.delete(key) for key in [*parts, *seats]], _WIDTH)
+        seats = [
+            make(number, rendezvous.rank)
+            for number in own - alive
+            for make in (rendezvous.keys.goodbye, rendezvous.keys.seat)
+        ]
+        yield Gather([rendezvous.io.delete(key) for key in [*parts, *seats]], _WIDTH)
     except StoreError:
-        pass  # only tidying; the next session tries again
+        pass  # the next session tries again
 
 
-def sweep_if_last(place: Rendezvous, session: Session) -> Steps[None]:
-    """Say goodbye to a session; if everybody has, delete all of it but a mark that it was there.
+def sweep_if_last(rendezvous: Rendezvous, session: Session) -> Steps[None]:
+    """Leave a session; the last rank deletes all of its objects and creates the floor of the next session.
 
-    Without the mark the next job would use the same session number, and seats deleted late could be its own.
+    Without the floor the next job would use the same session number, and a late delete could remove its seats.
     """
-    io, keys = place.io, place.keys
-    yield from io.create(keys.goodbye(session.number, place.rank), session.seats[place.rank].seal())
-    seen = yield from place.attendance()
-    if seen.left.get(session.number) != place.everyone:
+    io, keys = rendezvous.io, rendezvous.keys
+    yield from io.create(keys.goodbye(session.number, rendezvous.rank), session.seats[rendezvous.rank].seal())
+    seen = yield from rendezvous.attendance()
+    if seen.left.get(session.number) != rendezvous.everyone:
         return
     yield from io.create(keys.floor(session.number + 1), seal_record({"kind": "floor", "session": session.number + 1}))
     parts = yield from io.list(keys.session_prefix(session.number, session.nonce))

@@ -1,7 +1,7 @@
-"""Exchanges by name: every rank gives its part under a name, and gets everybody's parts, in rank order.
+"""Exchanges by name, the base of `ObjectStoreAllReduce`: each rank gives a contribution and gets those of all ranks.
 
 client = NamedClient(store, "round-7", rank, world_size)
-parts = client.exchange("grads", part)      # blocks; one part from each rank
+contributions = client.exchange("grads", contribution)      # blocks; one from each rank, in rank order
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _clients: WeakValueDictionary[str, NamedClient] = WeakValueDictionary()
 
 
 class NamedClient:
-    """One rank's side, with plain blocking calls. Threads may exchange at the same time, under different names."""
+    """One rank's client, with blocking calls. Threads may exchange at the same time, under different names."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class NamedClient:
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
     ) -> None:
-        self.home = (store.uri, space, world_size, rank, os.getpid())
+        self.identity = (store.uri, space, world_size, rank, os.getpid())
         retry_s = min(120.0, timeout_s / 2)
         self._store, self._clock = with_retry_timeout(store, retry_s), clock
         self._token = uuid.uuid4().hex
         self._io = StoreIO(clock, rng or random.Random(), retry_s=retry_s)
-        keys, beside = NamedKeys(space, world_size), partial(_alive_at, self.home)
+        keys, beside = NamedKeys(space, world_size), partial(_alive_at, self.identity)
         self._protocol = NamedProtocol(Rendezvous(self._io, keys, rank, self._token, poll_first_s, beside), timeout_s)
         self._lock = threading.Lock()
         self._idle: list[ThreadedDriver] = []
@@ -56,22 +56,22 @@ class NamedClient:
 
     @property
     def counters(self) -> Counters:
-        """Requests and bytes since the client was made."""
+        """Requests and bytes of this client."""
         return self._io.counters
 
     def exchange(self, name: str, part: NamedContribution) -> list[ReadContribution]:
-        """Give a part and get one from each rank, in rank order; ours is what stands for us in the store.
+        """Upload a contribution; the contributions of all ranks, in rank order. Our own is the one in the store.
 
-        After an error the same call can be made again: it goes on waiting for the same generation. Only `PartsDiffer`
-        ends the generation, because every rank sees it.
+        After an error the same call can be repeated: it waits for the same generation. Only `PartsDiffer` ends the
+        generation, because every rank gets it.
         """
         if self._is_closed:
-            raise ConfigError("this one was closed; make a new one, on every rank", reason="closed")
+            raise ConfigError("ObjectStoreAllReduce is closed; create a new one on every rank", reason="closed")
         with self._driver() as drive:
             return drive(self._protocol.exchange(name, part))
 
     def close(self) -> None:
-        """Say goodbye, and end the threads."""
+        """Leave the session, and end the threads."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -85,7 +85,7 @@ class NamedClient:
 
     @contextmanager
     def _driver(self) -> Iterator[ThreadedDriver]:
-        """A driver of our own: one must not be shared between threads."""
+        """A driver for this call: two threads must not share one."""
         with self._lock:
             driver = self._idle.pop() if self._idle else ThreadedDriver(self._store, self._clock)
         try:
@@ -95,6 +95,6 @@ class NamedClient:
                 self._idle.append(driver)
 
 
-def _alive_at(home: tuple[object, ...]) -> list[str]:
-    """Clients of this process for one rank of one space. A forked child is not its parent: it has another pid."""
-    return [token for token, client in list(_clients.items()) if client.home == home]
+def _alive_at(identity: tuple[object, ...]) -> list[str]:
+    """The tokens of this process's open clients with this identity. It has the pid, which differs in a forked child."""
+    return [token for token, client in list(_clients.items()) if client.identity == identity]

@@ -1,16 +1,14 @@
-"""Exchanges by name, as steps to be driven: what `NamedClient` does, without the blocking.
+"""Exchanges by name, as steps for a driver; `NamedClient` runs them with blocking calls.
 
-The same name again is the next generation, counted by each rank on its own. Nothing is agreed but the session: a part
-is written once, under a key that names session, name, generation and rank, and everybody combines what stands there.
-
-A rank's own parts are deleted by it once every rank is known to be past them: each part says which calls its rank had
-behind it. So a session holds about two parts for each rank, however long it lasts.
-
-One rank's part of an exchange on the wire: a frame whose header says exactly what it is part of.
+A repeated name is the next generation, which each rank counts on its own. The ranks agree only on the session: each
+creates its contribution once, under a key with session, name, generation and rank, and every rank combines the
+contributions in the store. A rank deletes its own contributions after every rank has finished the call: each
+contribution says which calls of its rank are over. So a session holds about two contributions for each rank.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +22,15 @@ from atoll.rounds.named.session import POLL_CAP_S, STARTED_AGAIN, Rendezvous, Se
 from atoll.rounds.records import member, text, whole
 from atoll.stores.base import Buffer
 
+log = logging.getLogger("atoll.rounds")
+
 _SHOWN = 1000
-"""Tensors described one by one in a header, which is limited to 1 MiB; the digest covers all of them."""
+"""The most tensors that a header describes, because it is limited to 1 MiB; the digest covers all of them."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which exchange a part belongs to."""
+    """The identity of one exchange."""
 
     session: Session
     name: str
@@ -39,34 +39,34 @@ class Exchange:
 
 @dataclass(frozen=True)
 class NamedContribution:
-    """What one rank gives: raw bytes, and what must be equal on every rank for them to be combined."""
+    """The bytes of one rank, and the terms that must be equal on every rank to combine them."""
 
     operation: str
     tensors: Sequence[tuple[str, tuple[int, ...]]]
-    """(dtype, shape) of each."""
+    """(dtype, shape) of each tensor."""
     note: str
-    """Anything else that must be equal, such as a digest of the state the values were made from."""
+    """Another text that must be equal, such as a digest of the state that the values start from."""
     payload: Buffer
 
     @property
     def terms(self) -> tuple[str, str]:
-        """Equal on two ranks exactly when their parts can be combined."""
+        """Equal on two ranks exactly if their contributions can be combined."""
         layout = "".join(f"{dtype} {list(shape)}\n" for dtype, shape in self.tensors)
         return checksum(f"{self.operation}\n{layout}".encode()), self.note
 
 
 @dataclass(frozen=True)
 class ReadContribution:
-    """A part as it was read and checked, with how far its rank was when it wrote it."""
+    """A contribution that was read and checked, with the progress of its rank at that time."""
 
     rank: int
     terms: tuple[str, str]
     words: str
     payload: memoryview
     call: int
-    """The number of this call among those of its rank."""
+    """The number of this call on its rank."""
     oldest: int
-    """Every call of that rank below this number was over."""
+    """All calls of that rank with smaller numbers were over."""
 
 
 def seal_part(exchange: Exchange, rank: int, part: NamedContribution, call: int, oldest: int) -> list[memoryview]:
@@ -81,24 +81,24 @@ def seal_part(exchange: Exchange, rank: int, part: NamedContribution, call: int,
 
 
 def read_back(rank: int, part: NamedContribution, call: int, oldest: int) -> ReadContribution:
-    """What `open_part` would give for a part of our own."""
+    """The result of `open_part` for our own contribution."""
     return ReadContribution(rank, part.terms, describe(part), memoryview(part.payload).cast("B"), call, oldest)
 
 
 def open_part(exchange: Exchange, rank: int, data: Buffer) -> ReadContribution:
-    """A part of exactly this exchange and rank, every byte of it checked."""
+    """Check every byte of a contribution of this rank to this exchange."""
     frame = open_frame(data, kind="part")
     wanted = _identity(exchange, rank)
     odd = sorted(name for name, value in wanted.items() if frame.header.get(name) != value)
     if odd:
-        message = f"what rank {rank} gave for `{exchange.name}` differs in {', '.join(odd)}"
+        message = f"the contribution of rank {rank} to `{exchange.name}` differs in {', '.join(odd)}"
         raise CorruptUpdate(message, round_no=exchange.generation, rank=rank, check="identity")
-    said = member(frame.header, "terms", list)
-    if len(said) != 2:
-        raise CorruptUpdate("a part has no terms", rank=rank, check="record")
+    terms = member(frame.header, "terms", list)
+    if len(terms) != 2:
+        raise CorruptUpdate("a contribution has no terms", rank=rank, check="record")
     return ReadContribution(
         rank,
-        (text(said[0]), text(said[1])),
+        (text(terms[0]), text(terms[1])),
         text(frame.header.get("words")),
         frame.payload,
         whole(frame.header.get("call")),
@@ -107,7 +107,7 @@ def open_part(exchange: Exchange, rank: int, data: Buffer) -> ReadContribution:
 
 
 def describe(part: NamedContribution) -> str:
-    """The terms in words."""
+    """The terms as text, for error messages."""
     shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in part.tensors[:_SHOWN])
     more = f" and {len(part.tensors) - _SHOWN} more" if len(part.tensors) > _SHOWN else ""
     of = f", made from {part.note[:16]}" if part.note else ""
@@ -126,13 +126,13 @@ def _identity(exchange: Exchange, rank: int) -> dict[str, Any]:
 
 _CONNECTIONS = 8
 _LIST_FROM = 13
-"""From this many missing ranks on, one LIST is cheaper than asking for each."""
-_LOOK_AFTER_S = 1.0
-"""How long to miss somebody before asking whether they are still there; doubled every time."""
+"""From this many missing ranks on, one LIST is cheaper than a GET for each."""
+_CHECK_ABSENCES_AFTER_S = 1.0
+"""The time before the first check whether missing ranks have left; doubled every time."""
 
 
 class _SessionOver(Exception):
-    """Ranks of this session will not come any more."""
+    """Ranks of this session have left or were restarted."""
 
     def __init__(self, exchange: Exchange, gone: dict[int, str]) -> None:
         self.exchange, self.gone = exchange, gone
@@ -145,25 +145,25 @@ class _SessionOver(Exception):
     def as_error(self) -> QuorumLost:
         words = "; ".join(f"rank {rank} {why}" for rank, why in sorted(self.gone.items()))
         message = f"the exchange of `{self.exchange.name}` cannot be finished: {words}"
-        hint = "ranks start together: make a new one on every rank, from a state that all of them have"
+        hint = "create a new ObjectStoreAllReduce on every rank, from a state that all ranks have"
         gone, generation = tuple(sorted(self.gone)), self.exchange.generation
         return QuorumLost(message, round_no=generation, missing=gone, timed_out=False, hint=hint)
 
 
 class NamedProtocol:
-    """One rank's side of the exchanges of a session. Several exchanges may be under way, each under its own name."""
+    """One rank's exchanges, as steps. Several may be active at the same time, each under its own name."""
 
-    def __init__(self, place: Rendezvous, timeout_s: float) -> None:
-        self._place, self._timeout_s = place, timeout_s
-        self._io, self._keys, self._rank = place.io, place.keys, place.rank
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+        self._rendezvous, self._timeout_s = rendezvous, timeout_s
+        self._io, self._keys, self._rank = rendezvous.io, rendezvous.keys, rendezvous.rank
         self._generations: dict[str, int] = {}
-        self._litter = PendingDeletes()
+        self._deletes = PendingDeletes()
         self.session: Session | None = None
 
     def exchange(self, name: str, part: NamedContribution) -> Steps[list[ReadContribution]]:
-        """Give a part and get one from each rank, in rank order; ours is what stands for us in the store."""
+        """Upload a contribution; the contributions of all ranks, in rank order. Our own is the one in the store."""
         deadline_at = self._io.clock.monotonic() + self._timeout_s
-        call = self._litter.begin(name)
+        call = self._deletes.begin(name)
         after = -1
         while True:
             session = yield from self._joined(deadline_at, after)
@@ -174,31 +174,32 @@ class NamedProtocol:
                 self._end(exchange)
                 raise
             except _SessionOver as over:
-                # Once a mean was given out, the ranks no longer stand where one that begins anew stands.
+                # After the first exchange a restarted rank has another state than the others, so it cannot join them.
                 if self._generations or not over.is_restart:
                     raise over.as_error() from None
+                log.info("%s: a rank was restarted; joining the session after %d", name, session.number)
                 after = session.number
                 continue
             if not self._generations and session.number:
-                yield from clear_older_sessions(self._place, session)
-            self._litter.add(self._key(exchange, self._rank), found)
+                yield from clear_older_sessions(self._rendezvous, session)
+            self._deletes.add(self._key(exchange, self._rank), found)
             self._end(exchange)
             return found
 
     def leave(self) -> Steps[None]:
-        """Say goodbye. Whoever says it last deletes what is left of the session."""
+        """Leave the session. The last rank deletes its objects."""
         session, self.session = self.session, None
         if session is not None:
-            yield from sweep_if_last(self._place, session)
+            yield from sweep_if_last(self._rendezvous, session)
 
     def _end(self, exchange: Exchange) -> None:
         self._generations[exchange.name] = exchange.generation + 1
-        self._litter.end(exchange.name)
+        self._deletes.end(exchange.name)
 
     def _joined(self, deadline_at: float, after: int) -> Steps[Session]:
         if self.session is None or self.session.number <= after:
-            # Two threads may come here at once; both end with the same seat, because it has our token.
-            self.session = yield from self._place.meet(deadline_at, after=after)
+            # Two threads may do this at the same time; both get the same seat, because it has our token.
+            self.session = yield from self._rendezvous.meet(deadline_at, after=after)
         return self.session
 
     def _gather(
@@ -208,44 +209,46 @@ class NamedProtocol:
         began = clock.monotonic()
         found = {self._rank: (yield from self._publish(exchange, part, call))}
         pauses = backoff(
-            self._place.poll_first_s, cap_s=max(POLL_CAP_S, self._place.poll_first_s), jitter=0.25, rng=io.rng
+            self._rendezvous.poll_first_s, cap_s=max(POLL_CAP_S, self._rendezvous.poll_first_s), jitter=0.25, rng=io.rng
         )
-        look_at = began + _LOOK_AFTER_S
+        check_at = began + _CHECK_ABSENCES_AFTER_S
         while True:
-            missing = sorted(self._place.everyone - set(found))
-            found |= {read.rank: read for read in (yield from self._look(exchange, missing)) if read is not None}
+            missing = sorted(self._rendezvous.everyone - set(found))
+            found |= {
+                read.rank: read for read in (yield from self._read_available(exchange, missing)) if read is not None
+            }
             _check_terms(exchange, found)
-            missing = sorted(self._place.everyone - set(found))
+            missing = sorted(self._rendezvous.everyone - set(found))
             if not missing:
                 return [found[rank] for rank in sorted(found)]
             now = clock.monotonic()
             if now >= deadline_at:
                 raise self._timed_out(exchange, missing)
-            if now >= look_at:
-                look_at = now + (now - began)
-                gone = yield from self._place.absences(exchange.session, missing)
+            if now >= check_at:
+                check_at = now + (now - began)
+                gone = yield from self._rendezvous.absences(exchange.session, missing)
                 if gone:
                     yield from self._give_up(exchange, dict(gone))
             yield from io.sleep(max(0.0, min(next(pauses), deadline_at - clock.monotonic())))
 
     def _publish(self, exchange: Exchange, part: NamedContribution, call: int) -> Steps[ReadContribution]:
-        """Write our part; the one that stands comes back. On the way, delete what nobody needs any more."""
+        """Upload our contribution, and delete those that no rank needs; the contribution in the store."""
         key = self._key(exchange, self._rank)
-        oldest = self._litter.oldest_call
+        oldest = self._deletes.oldest_call
         ours = read_back(self._rank, part, call, oldest)
         if not (yield from self._io.create(key, seal_part(exchange, self._rank, part, call, oldest))):
-            # An earlier try of this very call wrote it, or its answer was lost.
+            # An earlier attempt of this call created it.
             ours = yield from self._io.read(key, lambda data: open_part(exchange, self._rank, data))
             if ours.terms != part.terms:
                 words = f"{ours.words} at first, then {describe(part)}"
                 raise PartsDiffer(exchange.name, exchange.generation, {self._rank: words})
         try:
-            yield Gather([self._io.delete(old) for old in self._litter.due()], _CONNECTIONS)
+            yield Gather([self._io.delete(old) for old in self._deletes.due()], _CONNECTIONS)
         except StoreError:
-            pass  # only tidying: the session's end deletes it
+            pass  # the end of the session deletes them
         return ours
 
-    def _look(self, exchange: Exchange, missing: list[int]) -> Steps[list[ReadContribution | None]]:
+    def _read_available(self, exchange: Exchange, missing: list[int]) -> Steps[list[ReadContribution | None]]:
         if len(missing) >= _LIST_FROM:
             session = exchange.session
             prefix = self._keys.generation_prefix(session.number, session.nonce, exchange.name, exchange.generation)
@@ -269,8 +272,8 @@ class NamedProtocol:
             return (yield from self._io.read(key, opened))
 
     def _give_up(self, exchange: Exchange, gone: dict[int, str]) -> Steps[None]:
-        """Look once more: those who left may have given their part before they did."""
-        for read in (yield from self._look(exchange, sorted(gone))):
+        """Read once more, because a rank may have uploaded its contribution before it left; raise if it has not."""
+        for read in (yield from self._read_available(exchange, sorted(gone))):
             if read is not None:
                 del gone[read.rank]
         if gone:
@@ -282,7 +285,7 @@ class NamedProtocol:
 
     def _timed_out(self, exchange: Exchange, missing: list[int]) -> RanksMissing:
         ranks = ", ".join(map(str, missing))
-        message = f"`{exchange.name}` has no part from rank {ranks} after {self._timeout_s:g} s"
+        message = f"`{exchange.name}` has no contribution from rank {ranks} after {self._timeout_s:g} s"
         hint = "look at the logs of these ranks; every rank must exchange the same names"
         return RanksMissing(message, round_no=exchange.generation, missing=tuple(missing), hint=hint)
 

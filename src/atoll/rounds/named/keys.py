@@ -1,7 +1,7 @@
-"""The object names of exchanges by name: `allreduce/SPACE/WORLD/…`, apart from everything a run has.
+"""The keys of exchanges by name: `allreduce/SPACE/WORLD/…`, outside of every run.
 
-Names come from callers, so they are escaped here: plain ones stay readable, any other becomes a readable beginning and
-a digest of the whole. The true name stands in the header of every part and is checked there.
+Callers choose the names, so they are escaped here: a plain name stays as it is, any other becomes a readable beginning
+and a digest of the whole. The header of every contribution has the true name, which readers check.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from atoll.errors import BadKey, InvalidSpec
 from atoll.keys import number
 
-_PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")  # lower case: some file systems do not tell A from a
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")  # lower case: some file systems ignore case
 _SEAT = re.compile(r"(\d{6,})\.(?:(\d{5,})\.(json|left)|floor)\Z")
 _PART = re.compile(r"(\d{6,})-[0-9a-f]{32}/[^/]+/\d{10,}\.(\d{5,})\Z")
-_LONGEST = 1024
+_MOST_CHARACTERS = 1024
 
 
 @dataclass(frozen=True)
 class NamedKeys:
-    """The names of one space: what ranks with the same store, space and world size share, and nobody else."""
+    """The keys of one space: the ranks with the same store, space and world size share them."""
 
     space: str | None
     world_size: int
@@ -38,19 +38,19 @@ class NamedKeys:
         return f"{self.prefix}seats/"
 
     def seat(self, session: int, rank: int) -> str:
-        """One process takes part in this session as this rank; created once."""
+        """The process that is this rank in this session; created once."""
         return f"{self.seats_prefix()}{number(session, 6)}.{number(rank, 5)}.json"
 
     def goodbye(self, session: int, rank: int) -> str:
-        """That process needs nothing of the session any more."""
+        """The process of this rank has left the session."""
         return f"{self.seats_prefix()}{number(session, 6)}.{number(rank, 5)}.left"
 
     def floor(self, session: int) -> str:
-        """Every earlier session is over and deleted."""
+        """A mark that every earlier session is over and deleted."""
         return f"{self.seats_prefix()}{number(session, 6)}.floor"
 
     def parse_seat(self, key: str) -> tuple[int, int | None, bool]:
-        """(session, rank, has it left) from the name of a seat or a goodbye; a floor has no rank."""
+        """(session, rank, has it left) from the key of a seat or a goodbye; a floor has no rank."""
         found = _SEAT.match(key.removeprefix(self.seats_prefix())) if key.startswith(self.seats_prefix()) else None
         if found is None:
             raise BadKey(key, "not a seat")
@@ -66,11 +66,11 @@ class NamedKeys:
         return f"{self.session_prefix(session, nonce)}{key_part(name)}/{number(generation, 10)}."
 
     def part(self, session: int, nonce: str, name: str, generation: int, rank: int) -> str:
-        """What a rank contributes to one exchange; created once."""
+        """The contribution of a rank to one exchange; created once."""
         return f"{self.generation_prefix(session, nonce, name, generation)}{number(rank, 5)}"
 
     def parse_part(self, key: str) -> tuple[int, int]:
-        """(session, rank) from the name of a part."""
+        """(session, rank) from the key of a contribution."""
         found = _PART.match(key.removeprefix(self.parts_prefix())) if key.startswith(self.parts_prefix()) else None
         if found is None:
             raise BadKey(key, "not a part of an exchange")
@@ -78,7 +78,7 @@ class NamedKeys:
 
 
 def key_part(text: str) -> str:
-    """A name as one part of a key; two names never give the same."""
+    """A name as one part of a key; different names give different parts."""
     if _PLAIN.match(text):
         return text
     readable = re.sub(r"[^a-z0-9]+", "-", text.lower()[:48]).strip("-")
@@ -86,7 +86,11 @@ def key_part(text: str) -> str:
 
 
 def check_name(what: str, text: object) -> str:
-    """The text, if it can name something: 1 to 1024 characters of valid unicode, whatever they are."""
-    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST or any("\ud800" <= c <= "\udfff" for c in text):
-        raise InvalidSpec(what, [f"{text!r}: a text of 1 to {_LONGEST} characters"])
+    """The text if it can be a name: 1 to 1024 characters of valid unicode. Otherwise `InvalidSpec`."""
+    if (
+        not isinstance(text, str)
+        or not 0 < len(text) <= _MOST_CHARACTERS
+        or any("\ud800" <= c <= "\udfff" for c in text)
+    ):
+        raise InvalidSpec(what, [f"{text!r}: a text of 1 to {_MOST_CHARACTERS} characters"])
     return text

@@ -1,14 +1,14 @@
-"""Who exchanges with whom: a session is one process for each rank, all of them alive at the same time.
+"""Sessions of exchanges by name: a session is one process for each rank, all of them alive at the same time.
 
-Processes find each other through numbered sessions with one seat for each rank. A seat is created once, so a process
-that finds its seat taken, by an earlier job or by its own predecessor, opens the next session and the others follow.
-The session's nonce is a digest of all its seats, and every key of the exchange contains it: whatever lies there was
-written by a process that had seen our own seat. So nothing an earlier job left behind can be taken for a live peer,
-and no clock is asked.
+Processes find each other through numbered sessions with one seat for each rank. A seat is created once. A process that
+finds its seat taken, by an earlier job or by its own predecessor, opens the next session, and the other ranks follow.
+The session's nonce is a digest of all its seats, and every key of the exchange contains it: so a process that writes
+such a key has seen our own seat. No object of an earlier job can pass for a live rank, and no clock is needed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -22,13 +22,15 @@ from atoll.rounds.named.keys import NamedKeys
 from atoll.rounds.records import member, text, texts, whole
 from atoll.stores.base import Buffer
 
+log = logging.getLogger("atoll.rounds")
+
 POLL_CAP_S = 2.0
-STARTED_AGAIN = "was started again"
+STARTED_AGAIN = "was restarted"
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One client in one session. `beside` has the tokens of those that were alive in the same process and space."""
+    """One client in one session. `beside`: the tokens of the open clients in the same process and space."""
 
     session: int
     rank: int
@@ -46,7 +48,7 @@ class Seat:
         )
 
     def replaces(self, other: Seat) -> bool:
-        """Whether the other's client is over. If it lives in the same process, that goes on with both."""
+        """Whether this client replaces the other one. Two clients of one process do not replace each other."""
         return other.token not in (self.token, *self.beside)
 
 
@@ -64,7 +66,7 @@ class Session:
 
 @dataclass
 class Attendance:
-    """Which seats are taken, by session, and who has left."""
+    """The ranks that have a seat, and those that have left, by session."""
 
     seated: dict[int, set[int]] = field(default_factory=dict)
     left: dict[int, set[int]] = field(default_factory=dict)
@@ -74,13 +76,13 @@ class Attendance:
         return max(self.seated, default=0)
 
     def later_than(self, session: int, rank: int) -> int | None:
-        """The newest session after `session` where this rank has a seat."""
+        """The newest session after `session` in which this rank has a seat."""
         return max((n for n, ranks in self.seated.items() if n > session and rank in ranks), default=None)
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How one client meets the others in a space."""
+    """Finds or opens a session with the other ranks of a space."""
 
     io: StoreIO
     keys: NamedKeys
@@ -88,7 +90,7 @@ class Rendezvous:
     token: str
     poll_first_s: float
     beside: Callable[[], Collection[str]]
-    """Tokens of the clients that are alive in this process and space, this one or not."""
+    """The tokens of all open clients in this process and space."""
 
     @property
     def everyone(self) -> set[int]:
@@ -100,7 +102,7 @@ class Rendezvous:
         pauses = backoff(self.poll_first_s, cap_s=max(POLL_CAP_S, self.poll_first_s), jitter=0.25, rng=self.io.rng)
         while True:
             seen = yield from self.attendance()
-            if seen.newest > current:  # nobody comes to a session once there is a later one
+            if seen.newest > current:  # no rank joins a session once there is a later one
                 yield from self._check_not_replaced(seen, current)
                 current = yield from self._take_seat(current)
                 continue
@@ -109,15 +111,16 @@ class Rendezvous:
                 found: list[Seat | None] = yield Gather([self._read_seat(current, r) for r in sorted(self.everyone)], 8)
                 seats = tuple(seat for seat in found if seat is not None)
                 if len(seats) == len(found):
+                    log.debug("rank %d joined session %d of %s", self.rank, current, self.keys.prefix)
                     return Session(current, seats)
                 missing = {rank for rank, seat in enumerate(found) if seat is None}
             left_s = deadline_at - self.io.clock.monotonic()
             if left_s <= 0:
-                raise (yield from self._nobody_came(missing))
+                raise (yield from self._ranks_missing(missing))
             yield from self.io.sleep(min(next(pauses), left_s))
 
     def attendance(self) -> Steps[Attendance]:
-        """Who is where; one LIST."""
+        """The seats of all sessions; one LIST."""
         seen = Attendance()
         for key in (yield from self.io.list(self.keys.seats_prefix())):
             session, rank, has_left = self.keys.parse_seat(key)
@@ -127,7 +130,7 @@ class Rendezvous:
         return seen
 
     def absences(self, session: Session, missing: Collection[int]) -> Steps[Mapping[int, str]]:
-        """Of the ranks we miss, those who will not come any more, and why. Raises `Fenced` if we were replaced."""
+        """The missing ranks that have left or were restarted, and why. Raises `Fenced` if this client was replaced."""
         seen = yield from self.attendance()
         yield from self._check_not_replaced(seen, session.number)
         gone = {rank: "has left" for rank in missing if rank in seen.left.get(session.number, ())}
@@ -135,10 +138,12 @@ class Rendezvous:
             later = seen.later_than(session.number, rank)
             if later is not None and (yield from self._is_replaced(session.seats[rank], later)):
                 gone[rank] = STARTED_AGAIN
+        if gone:
+            log.debug("session %d: ranks %s will not arrive", session.number, sorted(gone))
         return gone
 
     def is_alive_here(self, session: int) -> Steps[bool]:
-        """Whether a client of this very process holds our seat in that session, and is still in use."""
+        """Whether an open client of this process has our rank's seat in that session."""
         seat = yield from self._read_seat(session, self.rank)
         return seat is not None and seat.token in self.beside()
 
@@ -149,12 +154,14 @@ class Rendezvous:
             if (yield from self.io.create(self.keys.seat(session, self.rank), seat.seal())):
                 return session
             taken = yield from self._read_seat(session, self.rank)
-            if taken is not None and taken.token == self.token:  # only the answer was lost
+            if (
+                taken is not None and taken.token == self.token
+            ):  # an earlier request created it, but its answer was lost
                 return session
             session += 1
 
     def _read_seat(self, session: int, rank: int) -> Steps[Seat | None]:
-        """A seat as it was taken; None when it is gone or spoilt, and then nobody waits there."""
+        """A seat, or None if it is deleted or corrupt; no process waits there then."""
         try:
             seat = yield from self.io.read(self.keys.seat(session, rank), Seat.open)
         except (CorruptUpdate, KeyNotFound):
@@ -169,15 +176,15 @@ class Rendezvous:
         later = seen.later_than(session, self.rank)
         if later is not None and (yield from self._is_replaced(Seat(session, self.rank, self.token), later)):
             message = f"another process has taken over rank {self.rank} in {self.keys.prefix}"
-            raise Fenced(message, hint="end this process; the other one goes on")
+            raise Fenced(message, hint="end this process; the other one continues")
 
-    def _nobody_came(self, missing: Collection[int]) -> Steps[RanksMissing]:
+    def _ranks_missing(self, missing: Collection[int]) -> Steps[RanksMissing]:
         ranks = tuple(sorted(missing))
-        message = f"rank {', '.join(map(str, ranks))} of {self.keys.world_size} did not come to {self.keys.prefix}"
+        message = f"rank {', '.join(map(str, ranks))} of {self.keys.world_size} did not join {self.keys.prefix}"
         listed = yield from self.io.list(self.keys.space_prefix)
         others = {key.removeprefix(self.keys.space_prefix).split("/")[0] for key in listed}
         others.discard(number(self.keys.world_size, 5))
         if others:
-            message += f"; others were there with world_size {', '.join(str(int(n)) for n in sorted(others))}"
+            message += f"; other processes used world_size {', '.join(str(int(n)) for n in sorted(others))}"
         hint = "every rank must use the same store, round_id and world_size, and be running now"
         return RanksMissing(message, round_no=-1, missing=ranks, hint=hint)
