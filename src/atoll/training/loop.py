@@ -301,7 +301,7 @@ class OuterLoop:
         def room(fragment: int) -> StoppableParts:
             return StoppableParts(self._room(fragment), self._clock)
 
-        self.client.catch_up(began, self._apply_committed, self._load_snapshot, room=room)
+        self.client.catch_up(began, self._apply_committed, self._load_snapshot, sink_for=room)
         if self.round_no > began:
             log.info("caught up from round %d to round %d", began, self.round_no)
             self.settle()
