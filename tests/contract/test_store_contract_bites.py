@@ -38,7 +38,7 @@ class AsksForTheFrontTooEarly(MemoryStore):
 
     def put(self, key: str, data: Data) -> None:
         assert isinstance(data, HashedWhileWritten)
-        data.look(0, len(data.payload) // 2 + 1)
+        data.hash_and_norm(0, len(data.payload) // 2 + 1)
         super().put(key, [data.front(), data.payload])
 
     create = put

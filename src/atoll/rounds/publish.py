@@ -254,12 +254,12 @@ class FrameWriter(HashedWhileWritten):
         """XXH3-64 of the payload so far."""
         return self._state.hexdigest()
 
-    def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
+    def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
         if start == 0:
             self._begin()
         began = self._clock.monotonic()
         values = self._values[start // 4 : stop // 4]
-        copy = None if room is None else np.frombuffer(room, np.uint8)
+        copy = None if out is None else np.frombuffer(out, np.uint8)
         if isinstance(self._state, Hash):
             assert self._passes is not None
             self._squares += self._passes.look(values, self._state, copy)
@@ -271,9 +271,9 @@ class FrameWriter(HashedWhileWritten):
         self._seen = stop
         self.seconds += self._clock.monotonic() - began
 
-    def pour(self, fd: int, start: int, stop: int, step: int) -> None:
+    def write_hashed(self, fd: int, start: int, stop: int, step: int) -> None:
         if not isinstance(self._state, Hash):
-            super().pour(fd, start, stop, step)
+            super().write_hashed(fd, start, stop, step)
             return
         assert self._passes is not None
         if start == 0:
@@ -287,7 +287,7 @@ class FrameWriter(HashedWhileWritten):
     def front(self) -> Buffer:
         if self._seen < len(self.payload):
             for start in range(0, len(self.payload), _TILE):
-                self.look(start, min(start + _TILE, len(self.payload)))
+                self.hash_and_norm(start, min(start + _TILE, len(self.payload)))
         self.norm = math.sqrt(sound(self._squares, self._values))
         # If the squares overflowed, `sound` has tested the values of now: they must be the ones that were hashed.
         is_unchanged = math.isfinite(self._squares) or checksum(self.payload) == self.check

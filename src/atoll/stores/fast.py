@@ -129,14 +129,14 @@ class HashedWhileWritten(Sequence[Buffer]):
     payload: memoryview
 
     @abstractmethod
-    def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
+    def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
         """Process these bytes of the payload, and copy them to `room` if given. From 0 on, in steps of whole KiB."""
 
-    def pour(self, fd: int, start: int, stop: int, step: int) -> None:
+    def write_hashed(self, fd: int, start: int, stop: int, step: int) -> None:
         """Process these bytes and write them to their place in a file, in steps that end at multiples of `step`."""
         while start < stop:
             some = self.payload[start : min(stop, start + step - (self.front_bytes + start) % step)]
-            self.look(start, start + len(some))
+            self.hash_and_norm(start, start + len(some))
             while some:
                 written = os.pwrite(fd, some, self.front_bytes + start)
                 some, start = some[written:], start + written

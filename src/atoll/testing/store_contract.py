@@ -289,14 +289,14 @@ class Counted(HashedWhileWritten):
         self.payload = memoryview(payload)
         self._seen = 0
 
-    def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
+    def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
         self._seen = stop if start in (0, self._seen) else -1
-        if room is not None:
-            room[:] = self.payload[start:stop]
+        if out is not None:
+            out[:] = self.payload[start:stop]
 
     def front(self) -> Buffer:
         if self._seen == 0:
-            self.look(0, len(self.payload))
+            self.hash_and_norm(0, len(self.payload))
         return f"{self._seen:>{self.front_bytes}}".encode()
 
 

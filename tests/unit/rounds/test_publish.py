@@ -101,7 +101,7 @@ def test_values_that_were_not_finite_when_they_were_written_do_not_pass_for_othe
 
     def mended(_: FrameWriter) -> Buffer:
         if isinstance(store, MemoryStore):
-            outgoing.look(0, len(outgoing.payload))
+            outgoing.hash_and_norm(0, len(outgoing.payload))
         values[99] = 0.0  # by somebody who trains on
         return seal(outgoing)
 
@@ -120,7 +120,7 @@ def test_the_norm_is_that_of_what_was_written(store: Store) -> None:
 
 def test_a_write_that_failed_half_way_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, outgoing = FileStore(tmp_path, fsync=False), FrameWriter(HEADER, values_of(700_000))
-    outgoing.look(0, 1 << 20)
+    outgoing.hash_and_norm(0, 1 << 20)
     with monkeypatch.context() as patch:
         patch.setattr(FrameWriter, "front", _full)
         with pytest.raises(StoreUnavailable):

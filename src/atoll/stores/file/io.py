@@ -65,7 +65,7 @@ def write(fd: int, data: Given) -> None:
 def write_from(fd: int, data: HashedWhileWritten, start: int) -> None:
     """Write what is left of a payload, and the front."""
     if start < len(data.payload):
-        data.pour(fd, start, len(data.payload), SLICE)
+        data.write_hashed(fd, start, len(data.payload), SLICE)
     write_at(fd, data.front(), 0)
 
 
@@ -165,7 +165,7 @@ def _fill(address: int, data: Given, start: int, stop: int) -> None:
     if isinstance(data, HashedWhileWritten):
         first = max(start, data.front_bytes)
         room = memoryview((ctypes.c_ubyte * (stop - first)).from_address(address + first - start)).cast("B")
-        data.look(first - data.front_bytes, stop - data.front_bytes, room)
+        data.hash_and_norm(first - data.front_bytes, stop - data.front_bytes, room)
     else:
         _copy(address, _between(data, start, stop))
 
