@@ -37,9 +37,9 @@ class Halves(Laid):
     def write(self, start: int, values: F32) -> None:
         self._halves[start : start + values.size] = values
 
-    def read(self, start: int, room: F32) -> F32:
-        room[:] = self._halves[start : start + room.size]
-        return room
+    def read(self, start: int, out: F32) -> F32:
+        out[:] = self._halves[start : start + out.size]
+        return out
 
 
 class Half(TiledCodec):

@@ -1,8 +1,8 @@
-"""The arithmetic on large arrays that codecs, sums and outer steps are made of, and the place to plug in a faster one.
+"""Arithmetic on large float32 arrays, for codecs, sums and outer steps.
 
-`native` has all of it compiled, where a compiler was at hand when Atoll was installed. numpy does it otherwise, in
-tiles that stay in the cache; code that has torch gives torch's for what numpy has no instruction for to `use`. Whoever
-computes, the bits are the same.
+`current()` is the fastest implementation: `native` where a C compiler was present when Atoll was installed, else
+numpy, in tiles that fit the cache. `training.kernels` gives torch's implementation to `use`. All of them compute the
+same bits.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ U16: TypeAlias = NDArray[np.uint16]
 U8: TypeAlias = NDArray[np.uint8]
 
 TILE = 1 << 18
-"""Elements worked on at once; a multiple of every codec's block."""
+"""Values in a tile; a multiple of every codec's block."""
 
 _PAGE = 4096
-_TAIL = np.uint64((1 << 29) - 1)  # what float64 has below the last bit of float32
+_TAIL = np.uint64((1 << 29) - 1)  # the bits of a float64 below the last bit of a float32
 _TIE = np.uint64(1 << 28)
 _SMALLEST_NORMAL = 2.0**-126
-_FMA_TILE = 1 << 15  # its float64 intermediates are many
+_FMA_TILE = 1 << 15  # small, because fma has many float64 intermediates
 
 
 class BlockKernel(Protocol):
-    """The scales (bfloat16 bits) and codes of one payload of whole multiples; `codec_blocks` says what they are.
+    """Writes and reads one payload of a block codec: scales (bfloat16 bits) and codes. See `codecs.blocks`.
 
-    `start` is a multiple of 2048; so is the number of values, unless they are the last.
+    `start` and the number of values are multiples of 2048, except that the last values may be fewer.
     """
 
     def write(self, start: int, values: F32) -> None: ...
@@ -43,14 +43,14 @@ class BlockKernel(Protocol):
 
 
 class Kernels(Protocol):
-    """What may be done by something faster than numpy. Arrays are contiguous and any length; nothing is allocated."""
+    """The operations that have several implementations. Arrays are contiguous and of any length."""
 
     name: str
     tile: int
-    """How many values are best given to them at once."""
+    """How many values to pass in one call for the best speed."""
 
     def to_bf16(self, values: F32, out: U16) -> None:
-        """The bfloat16 bit patterns nearest to the values, ties to even. NaN becomes some NaN."""
+        """The bfloat16 bit patterns nearest to the values, ties to even. A NaN becomes a NaN."""
         ...
 
     def from_bf16(self, bits: U16, out: F32) -> None:
@@ -66,12 +66,12 @@ class Kernels(Protocol):
         ...
 
     def blocks(self, codec: str, scales: U16, codes: U8) -> BlockKernel | None:
-        """What is faster than the codec's own numpy, if there is something."""
+        """A kernel that is faster than the codec's own numpy code, or None."""
         ...
 
 
 class NumpyKernels:
-    """Needs nothing but numpy."""
+    """Every operation with numpy alone."""
 
     name = "numpy"
     tile = TILE
@@ -100,15 +100,15 @@ class NumpyKernels:
 
 
 def aligned(count: int, dtype: type[Any] = np.float32) -> NDArray[Any]:
-    """Memory that begins with a page; 16 bytes later, where malloc likes to begin, the kernel copies half as fast."""
+    """An array that begins at a page: the kernel copies to it twice as fast as to malloc's usual address."""
     item_bytes = np.dtype(dtype).itemsize
-    room = np.empty(count * item_bytes + _PAGE, dtype=np.uint8)
-    start = -room.ctypes.data % _PAGE
-    return room[start : start + count * item_bytes].view(dtype)
+    memory = np.empty(count * item_bytes + _PAGE, dtype=np.uint8)
+    start = -memory.ctypes.data % _PAGE
+    return memory[start : start + count * item_bytes].view(dtype)
 
 
 class _Scratch(local):
-    """Memory of one tile for the calling thread only: `values` for callers, `more` for this module."""
+    """Two tiles of memory for each thread: `values` for callers, `more` for this module."""
 
     def __init__(self) -> None:
         self.values: F32 = aligned(TILE)
@@ -121,7 +121,7 @@ _current: Kernels | None = None
 
 
 def current() -> Kernels:
-    """Those in use: the ones of `use`, or from the first call on the fastest there are without torch."""
+    """The kernels in use: those given to `use`, otherwise the fastest without torch."""
     global _current
     if _current is None:
         _current = _fastest()
@@ -129,23 +129,23 @@ def current() -> Kernels:
 
 
 def use(kernels: Kernels) -> None:
-    """Compute with these from now on, in every thread."""
+    """Compute with these kernels from now on, in every thread."""
     global _current
     _current = kernels
 
 
 def _fastest() -> Kernels:
-    from atoll.kernels import native  # here and not above: `import atoll` loads no library
-    from atoll.kernels.native import NotUsable
+    from atoll.kernels import native  # here and not above: `native` imports this module
 
     try:
         return native.load()
-    except NotUsable:
+    except native.NotUsable as exc:
+        native.log.info("compiled kernels are not used, numpy computes instead: %s", exc)
         return NUMPY
 
 
 def quiet() -> np.errstate:
-    """Overflow and NaN are found by looking at results, not by warnings on the way."""
+    """Silence numpy's warnings: callers check the results for overflow and NaN."""
     return np.errstate(over="ignore", invalid="ignore", under="ignore", divide="ignore")
 
 
@@ -174,7 +174,7 @@ def _to_bf16_tile(values: F32, out: U16) -> None:
     np.right_shift(bits, 16, out=rounded)
     np.bitwise_and(rounded, 1, out=rounded)
     np.add(rounded, 0x7FFF, out=rounded)
-    np.add(rounded, bits, out=rounded)  # wraps only for NaN, which is put right below
+    np.add(rounded, bits, out=rounded)  # wraps only for NaN, which is corrected below
     np.right_shift(rounded, 16, out=rounded)
     np.copyto(out, rounded, casting="unsafe")
     if bits.size and np.isnan(values.max()):
@@ -187,7 +187,7 @@ def _fma_tile(a: F32, b: np.float32, c: F32) -> F32:
         wide = np.multiply(a, np.float64(b), dtype=np.float64)  # exact: 24 + 24 bits fit in 53
         total = wide + c
         result: F32 = total.astype(np.float32)
-        # Rounding twice is wrong only where the first rounding made a tie, or float32 has fewer bits to begin with.
+        # Rounding twice is wrong only where the first rounding made a tie, or where the result is subnormal.
         doubtful = ((total.view(np.uint64) & _TAIL) == _TIE) | (np.abs(total) < _SMALLEST_NORMAL)
         if doubtful.any():
             odd = _rounded_to_odd(wide[doubtful], c[doubtful].astype(np.float64), total[doubtful])

@@ -1,8 +1,8 @@
-/* Several things done to large memory while it is near: copied, hashed, squared, added up, each byte fetched once.
+/* Fused kernels: copy, hash, square and add large arrays in one pass over memory.
 
-   Plain functions called by `kernels/fused.py` through ctypes; nothing is allocated, and what is read has been opened. Hashes are XXH3-64, sums are those of
-   `rounds/reduce.py`, bit for bit: every operation is rounded on its own, so build with -ffp-contract=off.
-   For x86-64 with AVX2. Elsewhere `atoll_usable` says no, and numpy and xxhash do the same one after the other. */
+   `kernels/fused.py` calls these functions through ctypes. They allocate nothing, and read only open descriptors.
+   Hashes are XXH3-64. Sums have the bits of `rounds/reduce.py`: every operation is rounded on its own, so build with
+   -ffp-contract=off. For x86-64 with AVX2; elsewhere `atoll_usable` returns 0, and numpy and xxhash do the same. */
 
 #include <errno.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #ifndef ATOLL_SOURCE
-#define ATOLL_SOURCE "" /* the SHA-256 of this file: a library of another version is not used */
+#define ATOLL_SOURCE "" /* the SHA-256 of this file: Python refuses a library built from another version */
 #endif
 #define API __attribute__((visibility("default")))
 
@@ -56,7 +56,7 @@ static const uint64_t START[8] = {
     0x00000000C2B2AE3D, 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
     0x85EBCA77C2B2AE63, 0x0000000085EBCA77, 0x27D4EB2F165667C5, 0x000000009E3779B1};
 
-/* What comes last is treated differently, so up to a block is kept until more is known, and a stripe before it. */
+/* XXH3 treats the last bytes differently. So the state keeps the last block, and the stripe before it, unhashed. */
 typedef struct {
     uint64_t lanes[8], bytes, kept;
     uint8_t before[STRIPE], last[BLOCK];
@@ -90,13 +90,13 @@ INLINE lanes with_block(lanes l, const void *data) {
     return (lanes){scrambled(l.low, SECRET + 128), scrambled(l.high, SECRET + 160)};
 }
 
-/* The lanes after all that was kept, of which it is known now that it is not the last. Whole blocks only. */
+/* The lanes after the kept block, which more data now follows. The kept bytes are a whole block. */
 INLINE lanes resumed(const hash *h) {
     lanes l = {words_at(h->lanes), words_at(h->lanes + 4)};
     return h->kept ? with_block(l, h->last) : l;
 }
 
-/* `data` was hashed but for what `kept_of` it is kept. */
+/* Store the lanes after `data` without its last `kept` bytes, and those bytes. */
 INLINE void suspend(hash *h, lanes l, const uint8_t *data, int64_t count, int64_t kept) {
     const uint8_t *last = data + count - kept;
     memcpy(h->before, count - kept >= STRIPE ? last - STRIPE : h->last + BLOCK - STRIPE, STRIPE);
@@ -125,7 +125,7 @@ static uint64_t folded(uint64_t a, uint64_t b) {
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Of more than 240 bytes, given in pieces that were whole blocks, all but the last. */
+/* The hash of more than 240 bytes. Every piece but the last was a multiple of a block. */
 API FAST uint64_t atoll_hash_end(const hash *h) {
     uint8_t tail[STRIPE + BLOCK];
     memcpy(tail, h->before, STRIPE);
@@ -143,21 +143,21 @@ API FAST uint64_t atoll_hash_end(const hash *h) {
     return sum ^ (sum >> 32);
 }
 
-/* ---- passes ---- */
+/* ---- one pass over memory ---- */
 
-/* Ask for memory before it is needed: processors look ahead by themselves, but not beyond the page they are in. */
+/* Prefetch: the processor's own prefetcher stops at the end of a page. */
 INLINE void look_ahead(const void *memory) {
     uintptr_t ahead = (uintptr_t)memory + AHEAD;
     for (int line = 0; line < BLOCK; line += 64) __builtin_prefetch((const void *)(ahead + (uintptr_t)line));
 }
 
-/* Past the caches: what is written is not looked at soon, and would be fetched first only to be overwritten. */
+/* Write past the caches: an ordinary store would first fetch the memory that it overwrites. */
 INLINE void write_past(void *out, const void *block) {
     for (int at = 0; at < BLOCK; at += 32)
         _mm256_stream_si256((words *)((uint8_t *)out + at), words_at((const uint8_t *)block + at));
 }
 
-/* A block where nobody else can change it: what was hashed is what is used. */
+/* A private copy of a block: another process may change a mapped file, but the hashed bytes are the used bytes. */
 INLINE const uint8_t *seized(const void *block, uint8_t *room) {
     for (int at = 0; at < BLOCK; at += 32)
         _mm256_store_si256((words *)(room + at), words_at((const uint8_t *)block + at));
@@ -177,8 +177,8 @@ API FAST void atoll_copy(const uint8_t *data, int64_t bytes, uint8_t *out) {
     memcpy(out + at, data + at, (size_t)(bytes - at));
 }
 
-/* Copy what was received, and hash it. */
-API FAST void atoll_place(hash *h, const uint8_t *data, int64_t bytes, uint8_t *out) {
+/* Copy and hash. */
+API FAST void atoll_copy_hashed(hash *h, const uint8_t *data, int64_t bytes, uint8_t *out) {
     int64_t kept = kept_of(bytes), at = 0;
     int is_past = can_write_past(out);
     uint8_t room[BLOCK] __attribute__((aligned(32)));
@@ -197,7 +197,7 @@ API FAST void atoll_place(hash *h, const uint8_t *data, int64_t bytes, uint8_t *
     memcpy(out + at, h->last, (size_t)kept);
 }
 
-/* In float32 for a block only: short enough to keep four digits. */
+/* The sum of squares of one block. A block is short enough for float32 to keep four digits. */
 INLINE double squares_of(const float *values) {
     floats sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int i = 0; i < VALUES; i += 32)
@@ -213,8 +213,8 @@ INLINE double squares_of(const float *values) {
     return total;
 }
 
-/* The sum of squares, the hash, and a copy if there is a place for it. */
-API FAST double atoll_look(hash *h, const float *values, int64_t count, uint8_t *out) {
+/* Hash the values, and copy them unless `out` is NULL. Returns the sum of squares. */
+API FAST double atoll_hash_and_norm(hash *h, const float *values, int64_t count, uint8_t *out) {
     const uint8_t *data = (const uint8_t *)values;
     int64_t bytes = 4 * count, kept = kept_of(bytes), at = 0;
     int is_past = can_write_past(out);
@@ -246,9 +246,9 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* All of it to the file from `at` on, in steps that end at multiples of `step`, each looked at first, which takes
-   so many seconds. The system's number for what went wrong, or 0. */
-API FAST int64_t atoll_pour(hash *h, const float *values, int64_t count, int64_t file, int64_t at, int64_t step,
+/* Write the values to the file from offset `at` on, in steps that end at multiples of `step`; hash each step first.
+   Adds the time of hashing to `seconds`. Returns 0 or an errno. */
+API FAST int64_t atoll_write_hashed(hash *h, const float *values, int64_t count, int64_t file, int64_t at, int64_t step,
                             double *squares, double *seconds) {
     for (int64_t done = 0, stop = 0; done < 4 * count;) {
         const uint8_t *data = (const uint8_t *)values;
@@ -256,7 +256,7 @@ API FAST int64_t atoll_pour(hash *h, const float *values, int64_t count, int64_t
             stop = done + step - (at + done) % step;
             if (stop > 4 * count) stop = 4 * count;
             double began = now();
-            *squares += atoll_look(h, values + done / 4, (stop - done) / 4, NULL);
+            *squares += atoll_hash_and_norm(h, values + done / 4, (stop - done) / 4, NULL);
             *seconds += now() - began;
         }
         int64_t some = pwrite((int)file, data + done, (size_t)(stop - done), at + done);
@@ -267,7 +267,7 @@ API FAST int64_t atoll_pour(hash *h, const float *values, int64_t count, int64_t
     return 0;
 }
 
-/* How two arrays become one: (a * of_a + b * of_b) / divisor, or * scale if that is the same. */
+/* (a * of_a + b * of_b) / divisor, or * scale where that has the same bits. */
 typedef struct {
     float of_a, of_b, scale, divisor;
     int is_divided;
@@ -293,9 +293,9 @@ INLINE lanes maybe_resumed(const hash *h) {
     return h ? resumed(h) : none;
 }
 
-/* Mix two arrays, and hash what goes in and what comes out as far as there is a hash for it. `out` may be `a`.
-   `is_done`: nobody looks at the result again soon. */
-API FAST void atoll_mix(const mixture *m, const float *a, hash *of_a, const float *b, hash *of_b, int64_t count,
+/* Write the mixture of two arrays to `out`, and hash each of the three that has a hash. `out` may be `a`.
+   `is_done`: write the result past the caches. */
+API FAST void atoll_accumulate(const mixture *m, const float *a, hash *of_a, const float *b, hash *of_b, int64_t count,
                         float *out, hash *of_out, int is_done) {
     int64_t bytes = 4 * count, kept = kept_of(bytes), whole = (bytes - kept) / 4;
     lanes la = maybe_resumed(of_a), lb = maybe_resumed(of_b), lo = maybe_resumed(of_out);
@@ -314,42 +314,42 @@ API FAST void atoll_mix(const mixture *m, const float *a, hash *of_a, const floa
         if (is_past) write_past(out + at, result);
     }
     _mm_sfence();
-    if (of_a) suspend(of_a, la, (const uint8_t *)a, bytes, kept); /* before `out` takes its place */
+    if (of_a) suspend(of_a, la, (const uint8_t *)a, bytes, kept); /* before `out`, which may be `a`, is written */
     if (of_b) suspend(of_b, lb, (const uint8_t *)b, bytes, kept);
     const float *left = of_a ? (const float *)of_a->last : a + whole, *right = of_b ? (const float *)of_b->last : b + whole;
     for (int64_t i = 0; i < count - whole; i++) out[whole + i] = mixed(m, left[i], right[i]);
     if (of_out) suspend(of_out, lo, (const uint8_t *)out, bytes, kept);
 }
 
-/* ---- the same with what is still to be read ---- */
+/* ---- the same with arrays that are read from files and sockets ---- */
 
-/* An array: in memory, or the next bytes of what is open; hashed if there is a hash for it. */
+/* An array in memory, or the next bytes of an open file or socket; hashed unless `hashed` is NULL. */
 typedef struct {
-    const uint8_t *values, *ready; /* all of it; or what has been received of it already, */
+    const uint8_t *values, *ready; /* in memory: all values; otherwise: bytes that were received before */
     int64_t ready_bytes, kind, file;
     hash *hashed;
-    double seconds;    /* that it took to read */
-    int64_t begin, at; /* where the bytes begin in the file, and where the window does */
+    double seconds;    /* the time spent reading */
+    int64_t begin, at; /* the file offsets of the array and of the mapped window */
     uint8_t *reserved, *window;
 } source;
 
-enum { IN_MEMORY, FROM_FILE, FROM_SOCKET, FROM_HUGE_PAGES /* of a file that will not get shorter */ };
+enum { IN_MEMORY, FROM_FILE, FROM_SOCKET, FROM_HUGE_PAGES /* a file that must not get shorter */ };
 
-/* What is to be done with sources, and how far it is done. */
+/* A call of `atoll_read`, and its progress. */
 typedef struct {
     source *from;
     int64_t sources;
-    const mixture *steps; /* how each source but the first is added */
+    const mixture *steps; /* how to add each source but the first */
     int64_t bytes, tile;
-    uint8_t *out, *rooms; /* three tiles, one after the other */
+    uint8_t *out, *rooms; /* `rooms`: buffers for three tiles */
     hash *of_out;
-    int64_t at, turn, got, error; /* which tile, of which source, how much of that, and why no more */
+    int64_t at, turn, got, error; /* bytes of finished tiles, current source, its bytes so far, errno */
 } work;
 
-enum { HUGE = 1 << 21, WINDOW = 2 * HUGE /* mapped at a time: a tile may lie in two pages */ };
+enum { HUGE = 1 << 21, WINDOW = 2 * HUGE /* mapped at a time: a tile may span two huge pages */ };
 enum { DONE, INTERRUPTED, FAILED };
 
-/* Look at a file where it lies, if there is room to. */
+/* Reserve addresses to map the file at. Without them the file is read instead. */
 static void open_window(source *from) {
     if (from->kind != FROM_HUGE_PAGES) return;
     from->kind = FROM_FILE;
@@ -376,7 +376,7 @@ static const uint8_t *seen(source *from, int64_t at, int64_t bytes) {
     return from->window + (first - from->at);
 }
 
-/* The next bytes, or some of them: how many. 0 if there are no more, or an error. */
+/* Read some of the next bytes. Returns their number, 0 at the end, or -1 with errno. */
 static int64_t taken(source *from, uint8_t *room, int64_t bytes) {
     if (from->ready_bytes) {
         int64_t some = bytes < from->ready_bytes ? bytes : from->ready_bytes;
@@ -388,7 +388,7 @@ static int64_t taken(source *from, uint8_t *room, int64_t bytes) {
                                      : read((int)from->file, room, (size_t)bytes);
 }
 
-/* Whether the room has as many of the next bytes as are wanted, those that it had among them. */
+/* Fill the buffer with the next `bytes` bytes; `w->got` of them were read before an interruption. */
 static int receive(work *w, source *from, uint8_t *room, int64_t bytes) {
     double began = now();
     int how = DONE;
@@ -405,7 +405,7 @@ static int receive(work *w, source *from, uint8_t *room, int64_t bytes) {
     return how;
 }
 
-/* Where the next bytes are. */
+/* Set `data` to the next bytes: in memory, in the mapped window, or read into `room`. */
 static int received(work *w, int64_t bytes, uint8_t *room, const uint8_t **data) {
     source *from = w->from + w->turn;
     *data = from->kind == IN_MEMORY ? from->values + w->at : from->kind == FROM_HUGE_PAGES ? seen(from, w->at, bytes) : room;
@@ -414,8 +414,8 @@ static int received(work *w, int64_t bytes, uint8_t *room, const uint8_t **data)
     return *data ? DONE : FAILED;
 }
 
-/* Do a tile: from the source that has the turn to the last one. What was done before it was interrupted is in the rooms,
-   or still where it was. */
+/* Process one tile, from source `w->turn` to the last one. The buffers and `w` keep the progress of an interrupted
+   call. */
 INLINE int do_tile(work *w, int64_t bytes) {
     uint8_t *out = w->out + w->at, *first_room = w->rooms, *sum = w->rooms + 2 * w->tile;
     for (; w->turn < w->sources; w->turn++) {
@@ -426,7 +426,7 @@ INLINE int do_tile(work *w, int64_t bytes) {
         int how = received(w, bytes, turn ? w->rooms + w->tile : first_room, &data);
         if (how != DONE) return how;
         if (w->sources == 1) {
-            atoll_place(from->hashed, data, bytes, out);
+            atoll_copy_hashed(from->hashed, data, bytes, out);
         } else if (turn) {
             const source *first = w->from;
             const uint8_t *before = turn > 1                             ? sum
@@ -434,7 +434,7 @@ INLINE int do_tile(work *w, int64_t bytes) {
                                     : first->kind == FROM_HUGE_PAGES     ? seen(w->from, w->at, bytes)
                                                                          : first_room;
             if (!before) return FAILED;
-            atoll_mix(w->steps + turn - 1, (const float *)before, turn > 1 ? NULL : first->hashed, (const float *)data,
+            atoll_accumulate(w->steps + turn - 1, (const float *)before, turn > 1 ? NULL : first->hashed, (const float *)data,
                       from->hashed, bytes / 4, (float *)(is_last ? out : sum), is_last ? w->of_out : NULL, is_last);
         }
     }
@@ -442,7 +442,7 @@ INLINE int do_tile(work *w, int64_t bytes) {
     return DONE;
 }
 
-/* Place the one source, or mix all of them. After an interruption, which signals make, it goes on where it was. */
+/* Copy the only source, or accumulate all of them. A call after a signal interrupted it continues where it stopped. */
 API FAST int atoll_read(work *w) {
     int how = DONE;
     for (int64_t i = 0; i < w->sources; i++) open_window(w->from + i);

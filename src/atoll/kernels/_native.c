@@ -1,19 +1,20 @@
-/* The arithmetic of the codecs, compiled. The bits are those of the numpy code in `kernels.py` and `codec_blocks.py`.
+/* The arithmetic of the codecs. The bits are those of the numpy code in `kernels/__init__.py` and `codecs/blocks.py`.
 
-   Plain functions over memory, called by `native.py` through ctypes: no Python, no library, nothing allocated. Payloads
-   are little-endian and may begin at any byte. Every operation is rounded on its own: build with -ffp-contract=off. */
+   `kernels/native.py` calls these functions through ctypes. They use no Python and no library, and allocate nothing.
+   Payloads are little-endian and may begin at any byte. Every operation is rounded on its own: build with
+   -ffp-contract=off. */
 
 #include <stdint.h>
 #include <string.h>
 
 #ifndef ATOLL_SOURCE
-#define ATOLL_SOURCE "" /* the SHA-256 of this file: a library of another version is not used */
+#define ATOLL_SOURCE "" /* the SHA-256 of this file: Python refuses a library built from another version */
 #endif
 #define API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* One build for every x86-64: the loader picks the version that the processor has. Needs the loader of glibc.
-   ATOLL_BASELINE is for the tests: what a processor without AVX2 would do. */
+/* One build for every x86-64: the glibc loader picks the version for the processor.
+   Tests set ATOLL_BASELINE to get the version for processors without AVX2. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute) && !defined(ATOLL_BASELINE)
 #if __has_attribute(target_clones)
 #define FAST API __attribute__((target_clones("avx2", "default")))
@@ -29,7 +30,7 @@
 #define ANY_ORDER _Pragma("GCC ivdep")
 #endif
 
-/* Payloads begin anywhere, so nothing is said about where a number lies. */
+/* Unaligned types, because payloads may begin at any byte. */
 typedef float f32 __attribute__((aligned(1), may_alias));
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 typedef uint16_t u16 __attribute__((aligned(1), may_alias));
@@ -50,12 +51,12 @@ INLINE float float_of(uint32_t bits) {
 
 INLINE float wide(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
-/* The upper half of this is the nearest bfloat16, ties to even. It wraps only for NaN. */
+/* The upper half of the result is the nearest bfloat16, ties to even. The sum wraps only for NaN. */
 INLINE uint32_t before_cut(uint32_t bits) { return bits + 0x7FFF + ((bits >> 16) & 1); }
 
 API const char *atoll_source(void) { return ATOLL_SOURCE; }
 
-/* What is done with a value that was read; always a constant where it is looked at, so that no loop asks. */
+/* What to do with a decoded value. Every loop gets a constant, so that the compiler removes the branch. */
 enum what { SET, ADD, ADD_TIMES };
 
 INLINE float after(enum what what, float old, float value, float factor) {
@@ -64,7 +65,7 @@ INLINE float after(enum what what, float old, float value, float factor) {
 
 INLINE int at_most(int64_t left, int limit) { return left < limit ? (int)left : limit; }
 
-/* Ask for memory before it is needed: processors look ahead by themselves, but not beyond the page they are in. */
+/* Prefetch: the processor's own prefetcher stops at the end of a page. */
 INLINE void look_ahead(const void *memory, int bytes) {
     uintptr_t ahead = (uintptr_t)memory + 2048;
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch((const void *)(ahead + (uintptr_t)line));
@@ -91,7 +92,7 @@ INLINE void write_piece(const u32 *restrict values, u16 *restrict out) {
     write_bf16(values, PIECE, out);
 }
 
-/* Both halves at once: one core gets more out of memory in two places than in one. */
+/* Convert both halves side by side: one core gets more bandwidth from two streams than from one. */
 FAST void atoll_bf16_write(const u32 *restrict values, int64_t count, u16 *restrict out) {
     int64_t half = count / (2 * PIECE) * PIECE;
     for (int64_t at = 0; at < half; at += PIECE) {
@@ -111,7 +112,7 @@ FAST void atoll_bf16_read(int what, float factor, const u16 *restrict bits, int6
     if (what == ADD_TIMES) read_bf16(ADD_TIMES, factor, bits, count, out);
 }
 
-/* ---- whole multiples of a scale, one scale for each block: what int8 and int4 have in common ---- */
+/* ---- int8 and int4: whole multiples of a scale, one scale for each block ---- */
 
 /* Bits of magnitudes are ordered as the magnitudes are, and NaN comes last. */
 INLINE float peak_of(const f32 *restrict values, int count) {
@@ -150,7 +151,7 @@ INLINE void write_blocks(const f32 *restrict values, int64_t count, int block, f
     for (int64_t at = 0; at < count; at += block) {
         look_ahead(values + at, 4 * block);
         int size = at_most(count - at, block);
-        if (size == block) /* the same, but the compiler knows how long it is */
+        if (size == block) /* the same call with a constant size, which the compiler unrolls */
             scales[at / block] = write_block(values + at, block, levels, levels * top, codes + at);
         else
             scales[at / block] = write_block(values + at, size, levels, levels * top, codes + at);
@@ -185,7 +186,7 @@ FAST void atoll_int8_read(int what, float factor, const u16 *restrict scales, co
     read_blocks(what, factor, scales, codes, count, 256, out);
 }
 
-/* ---- int4: two codes in a byte, one of the first and one of the second half of a group ---- */
+/* ---- int4: a byte has one code of the first half of a group and one of the second half ---- */
 
 INLINE void join(const uint8_t *restrict codes, int count, uint8_t *restrict packed) {
     int half = (count + 1) / 2, pairs = count / 2;
@@ -218,7 +219,7 @@ FAST void atoll_int4_read(int what, float factor, const u16 *restrict scales, co
     }
 }
 
-/* ---- multiply and add, rounded once: only where the processor has an instruction for it ---- */
+/* ---- fused multiply-add: only where the processor has the instruction ---- */
 
 #if defined(__x86_64__)
 #define FUSED __attribute__((target("fma")))

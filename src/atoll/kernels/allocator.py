@@ -1,7 +1,7 @@
-"""Memory settings for moving gigabytes: the process keeps freed memory instead of returning it to the system.
+"""Allocator settings for moving gigabytes: the process keeps freed memory instead of returning it to the system.
 
-Fresh pages cost more than the copying: reading from a fast store into them takes about 2.5 times the CPU. The settings
-hold for the whole process, so `Tuning(keep_freed_memory=True)` has to ask for them.
+Fresh pages cost more than the copy: reading from a fast store into them takes about 2.5 times the CPU time. The
+settings apply to the whole process, so they are off unless `Tuning(keep_freed_memory=True)`.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_ARENA_MAX, 2)
     if not mallopt(_M_MMAP_THRESHOLD, 1 << 30):
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # what older versions allow
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the limit of older versions
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -1,21 +1,15 @@
-"""The kernels of `_native.c`, for whoever has them: the same bits as numpy's, at the speed of memory.
+"""The compiled kernels of `_native.c`: the bits of numpy's kernels, at the speed of memory.
 
-`kernels.current` asks for them when arithmetic is first needed. The library is used only if it computes what numpy
-computes on hard values. ctypes lets other threads run meanwhile.
-
-Libraries that were compiled when Atoll was installed, if there was a compiler, and what C needs to know of an array.
-
-A library is used only if it was built from the source that lies beside it. `ATOLL_PURE=1` does without.
-
-Compare the compiled kernels with numpy, bit by bit, before the first of them is used. Pure.
-
-`codec_blocks` compares the block codecs with the same samples.
+`kernels.current` loads them when arithmetic is first needed. A library is used only if it was built from the source
+beside it, and only if it computes what numpy computes on difficult values; `codecs.blocks` compares the block codecs on
+the same samples. `ATOLL_PURE=1` switches every library off. ctypes releases the interpreter lock during each call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -32,26 +26,28 @@ from atoll.kernels import F32, NUMPY, U8, U16, Kernels, NumpyKernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+log = logging.getLogger("atoll.kernels")
+
 Functions: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""By name: what each gives, then what it takes."""
+"""Function name → the type of its result, then those of its arguments."""
 
 
 class NotUsable(Exception):
-    """Why a library is done without."""
+    """Why a library is not used."""
 
 
 class NotBuilt(NotUsable):
-    """There is none that fits this machine and this source: installing Atoll again may bring one."""
+    """No library fits this machine and this source; installing Atoll again may build one."""
 
 
-def opened(library: Path, source: Path, functions: Functions) -> CDLL:
+def open_library(library: Path, source: Path, functions: Functions) -> CDLL:
     """The library with these functions, or `NotUsable`."""
     if os.environ.get("ATOLL_PURE", "") not in ("", "0"):
         raise NotUsable("ATOLL_PURE is set")
     if sys.byteorder != "little":
         raise NotUsable("the library is for little-endian machines")
     if not library.is_file():
-        raise NotBuilt(f"there is no {library.name}: no C compiler built it when Atoll was installed")
+        raise NotBuilt(f"there is no {library.name}: Atoll was installed without a C compiler")
     try:
         wanted = hashlib.sha256(source.read_bytes()).hexdigest()
         found = ctypes.CDLL(str(library))
@@ -66,17 +62,17 @@ def opened(library: Path, source: Path, functions: Functions) -> CDLL:
 
 
 def address_of(array: NDArray[Any], dtype: type[Any]) -> int:
-    """Where a contiguous array begins. C would not ask what it is."""
+    """The address of a contiguous array. Checks the type, because C does not."""
     assert array.flags.c_contiguous and array.dtype == dtype  # noqa: PT018
     if array.flags.writeable and array.size:
-        # A quarter of the time, but only of what can be written.
+        # Takes a quarter of the time, but works only for writable arrays.
         return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]
     address: int = array.__array_interface__["data"][0]
     return address
 
 
-def room_of(array: NDArray[Any], dtype: type[Any]) -> int:
-    """The same of one that is written to."""
+def writable_address(array: NDArray[Any], dtype: type[Any]) -> int:
+    """The address of a contiguous array that C writes to."""
     assert array.flags.writeable
     return address_of(array, dtype)
 
@@ -102,7 +98,7 @@ _FUNCTIONS: Functions = {
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The functions of a codec, and what they take for granted."""
+    """The functions of a block codec, and the block sizes that are built into them."""
 
     write: Callable[..., None]
     read: Callable[..., None]
@@ -115,7 +111,7 @@ class _Blocks:
 
 
 class NativeBlocks:
-    """The `BlockKernel` of one payload. Where it lies is asked once: numpy takes longer for that than C for a block."""
+    """The `BlockKernel` of one payload. Addresses are found once: numpy takes longer for that than C for a block."""
 
     def __init__(self, how: _Blocks, scales: U16, codes: U8) -> None:
         self._how, self._scales, self._codes = how, scales, codes
@@ -126,13 +122,13 @@ class NativeBlocks:
         self._how.write(address_of(values, np.float32), values.size, *self._part(start, values.size))
 
     def read(self, start: int, out: F32) -> None:
-        self._how.read(_SET, 0.0, *self._part(start, out.size), out.size, room_of(out, np.float32))
+        self._how.read(_SET, 0.0, *self._part(start, out.size), out.size, writable_address(out, np.float32))
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
-        self._how.read(*_added(factor), *self._part(start, total.size), total.size, room_of(total, np.float32))
+        self._how.read(*_added(factor), *self._part(start, total.size), total.size, writable_address(total, np.float32))
 
     def _part(self, start: int, count: int) -> tuple[int, int]:
-        """Where the scales and codes of these values are."""
+        """The addresses of the scales and codes of these values."""
         block, code_bits, end = self._how.block, self._how.code_bits, start + count
         assert start % _GROUP == 0
         assert -(-end // block) <= self._scales.size
@@ -141,10 +137,10 @@ class NativeBlocks:
 
 
 class NativeKernels(NumpyKernels):
-    """What the library has; the rest is numpy's."""
+    """The functions of the library; numpy computes the rest."""
 
     name = "native"
-    tile = 1 << 40  # one pass over memory, however much there is
+    tile = 1 << 40  # no limit: C makes one pass over memory of any size
 
     def __init__(self, library: CDLL) -> None:
         self._library = library
@@ -153,16 +149,18 @@ class NativeKernels(NumpyKernels):
 
     def to_bf16(self, values: F32, out: U16) -> None:
         assert values.size == out.size
-        self._library.atoll_bf16_write(address_of(values, np.float32), values.size, room_of(out, np.uint16))
+        self._library.atoll_bf16_write(address_of(values, np.float32), values.size, writable_address(out, np.uint16))
 
     def from_bf16(self, bits: U16, out: F32) -> None:
         assert bits.size == out.size
-        self._library.atoll_bf16_read(_SET, 0.0, address_of(bits, np.uint16), bits.size, room_of(out, np.float32))
+        self._library.atoll_bf16_read(
+            _SET, 0.0, address_of(bits, np.uint16), bits.size, writable_address(out, np.float32)
+        )
 
     def add_bf16(self, bits: U16, total: F32, factor: np.float32 | None = None) -> None:
         assert bits.size == total.size
         self._library.atoll_bf16_read(
-            *_added(factor), address_of(bits, np.uint16), bits.size, room_of(total, np.float32)
+            *_added(factor), address_of(bits, np.uint16), bits.size, writable_address(total, np.float32)
         )
 
     def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
@@ -171,7 +169,7 @@ class NativeKernels(NumpyKernels):
             return
         assert a.size == c.size == out.size
         self._library.atoll_fma(
-            address_of(a, np.float32), float(b), address_of(c, np.float32), a.size, room_of(out, np.float32)
+            address_of(a, np.float32), float(b), address_of(c, np.float32), a.size, writable_address(out, np.float32)
         )
 
     def blocks(self, codec: str, scales: U16, codes: U8) -> NativeBlocks | None:
@@ -180,9 +178,8 @@ class NativeKernels(NumpyKernels):
 
 
 def load(library: Path = LIBRARY, source: Path = SOURCE) -> NativeKernels:
-    """The compiled kernels, proven, or `NotUsable`."""
-
-    kernels = NativeKernels(opened(library, source, _FUNCTIONS))
+    """The compiled kernels, compared with numpy, or `NotUsable`."""
+    kernels = NativeKernels(open_library(library, source, _FUNCTIONS))
     if (wrong := disagreement(kernels)) is not None:
         raise NotUsable(f"{library.name} does not compute what numpy computes: {wrong}")
     return kernels
@@ -192,7 +189,7 @@ def _added(factor: np.float32 | None) -> tuple[int, float]:
     return (_ADD, 0.0) if factor is None else (_ADD_TIMES, float(factor))
 
 
-_SIZES = (33, 2048 + 259)  # a part of a block; a group, whole blocks and a part
+_SIZES = (33, 2048 + 259)  # less than a block; a group, whole blocks and less than a block
 FACTORS = (None, np.float32(0.3))
 _HARD = np.array(
     [0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x3F808000, 0x3F818000, 0xBF807FFF, 0x7F7FFFFF,
@@ -202,17 +199,17 @@ _HARD = np.array(
 
 
 def disagreement(theirs: Kernels) -> str | None:
-    """The first operation that gives other bits than numpy's, or None."""
+    """The first operation whose bits differ from numpy's, or None."""
     with kernels.quiet():
         for values in samples():
-            for name, is_same in _operations(theirs, values):
-                if not is_same():
+            for name, is_same in (("bf16", _same_bf16), ("fma", _same_fma)):
+                if not is_same(theirs, values):
                     return f"{name} of {values.size} values"
     return None
 
 
 def samples() -> Iterator[F32]:
-    """Numbers of one size and of all sizes, ties, the smallest and the largest; then what is not finite among them."""
+    """Arrays of normal numbers, ties, tiny numbers, random bits, and normal numbers with special values among them."""
     rng = np.random.default_rng(0)
     for size in _SIZES:
         normal = rng.standard_normal(size, dtype=np.float32)
@@ -222,11 +219,6 @@ def samples() -> Iterator[F32]:
         yield rng.integers(0, 1 << 32, size, dtype=np.uint32).view(np.float32)
         normal[:: max(1, size // 5)] = rng.choice(_HARD, normal[:: max(1, size // 5)].size)
         yield normal
-
-
-def _operations(theirs: Kernels, values: F32) -> Iterator[tuple[str, Callable[[], bool]]]:
-    yield "bf16", lambda: _same_bf16(theirs, values)
-    yield "fma", lambda: _same_fma(theirs, values)
 
 
 def _same_bf16(theirs: Kernels, values: F32) -> bool:
@@ -248,11 +240,11 @@ def _same_fma(theirs: Kernels, values: F32) -> bool:
 
 
 def addends(size: int) -> F32:
-    """Return the numbers to add to; the same for each call."""
+    """The numbers to add to; equal for equal sizes."""
     return np.random.default_rng(size).standard_normal(size, dtype=np.float32)
 
 
 def same_numbers(ours: F32, theirs: F32) -> bool:
-    """The same bits, where they are numbers: which NaN comes of two is for the processor to choose."""
+    """Equal bits, or NaN in both: the processor chooses which NaN an operation gives."""
     alike = (ours.view(np.uint32) == theirs.view(np.uint32)) | (np.isnan(ours) & np.isnan(theirs))
     return bool(alike.all())

@@ -239,7 +239,7 @@ def _write_to_sink(task: MeanTask, chunk: int, reader: FrameReader, check: str) 
     ours = task.ours
     is_only_copy = ours is not None and ours.is_local_only(chunk) and task.participants.owner(chunk) == ours.rank
     if how.payload_is_values and out is not None and not is_only_copy:
-        one_pass.place(reader, out)
+        one_pass.copy_hashed(reader, out)
         return reader.check == check
     payload = reader.whole()
     if reader.check != check:

@@ -16,7 +16,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import CorruptUpdate, KeyNotFound
@@ -30,7 +29,7 @@ from atoll.rounds.frames import PREAMBLE_BYTES, canonical, checksum, seal_front
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.join import fenced
 from atoll.rounds.layout import Source
-from atoll.rounds.one_pass import LEAST_COMPILED, sound, sum_of_squares
+from atoll.rounds.one_pass import LEAST_COMPILED, reliable_squares, sum_of_squares
 from atoll.rounds.records import Offer, Rejection
 from atoll.stores.base import Buffer
 from atoll.stores.fast import HashedWhileWritten
@@ -246,13 +245,13 @@ class FrameWriter(HashedWhileWritten):
         self.payload = as_bytes(np.ascontiguousarray(values, "<f4"))
         text = canonical({**header, "norm": _LONGEST, "xxh3": "0" * 16})
         self.front_bytes = -(-(PREAMBLE_BYTES + len(text)) // _FRONT_STEP) * _FRONT_STEP
-        self._passes = fused.current() if values.size >= LEAST_COMPILED else None
+        self._kernels = fused.current() if values.size >= LEAST_COMPILED else None
         self._begin()
 
     @property
     def check(self) -> str:
         """XXH3-64 of the payload so far."""
-        return self._state.hexdigest()
+        return self._hash.hexdigest()
 
     def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
         if start == 0:
@@ -260,36 +259,34 @@ class FrameWriter(HashedWhileWritten):
         began = self._clock.monotonic()
         values = self._values[start // 4 : stop // 4]
         copy = None if out is None else np.frombuffer(out, np.uint8)
-        if isinstance(self._state, Hash):
-            assert self._passes is not None
-            self._squares += self._passes.look(values, self._state, copy)
+        if self._kernels is not None:
+            self._squares += self._kernels.hash_and_norm(values, self._hash, copy)
         else:
-            self._state.update(self.payload[start:stop])
+            self._hash.update(self.payload[start:stop])
             self._squares += sum_of_squares(values)
             if copy is not None:
                 np.copyto(copy, np.frombuffer(self.payload[start:stop], np.uint8))
-        self._seen = stop
+        self._hashed_bytes = stop
         self.seconds += self._clock.monotonic() - began
 
     def write_hashed(self, fd: int, start: int, stop: int, step: int) -> None:
-        if not isinstance(self._state, Hash):
+        if self._kernels is None:
             super().write_hashed(fd, start, stop, step)
             return
-        assert self._passes is not None
         if start == 0:
             self._begin()
         values = self._values[start // 4 : stop // 4]
-        squares, seconds = self._passes.pour(values, self._state, fd, self.front_bytes + start, step)
+        squares, seconds = self._kernels.write_hashed(values, self._hash, fd, self.front_bytes + start, step)
         self._squares += squares
         self.seconds += seconds
-        self._seen = stop
+        self._hashed_bytes = stop
 
     def front(self) -> Buffer:
-        if self._seen < len(self.payload):
+        if self._hashed_bytes < len(self.payload):
             for start in range(0, len(self.payload), _TILE):
                 self.hash_and_norm(start, min(start + _TILE, len(self.payload)))
-        self.norm = math.sqrt(sound(self._squares, self._values))
-        # If the squares overflowed, `sound` has tested the values of now: they must be the ones that were hashed.
+        self.norm = math.sqrt(reliable_squares(self._squares, self._values))
+        # If the squares overflowed, the norm is that of the current values, which must be the ones that were hashed.
         is_unchanged = math.isfinite(self._squares) or checksum(self.payload) == self.check
         if not (math.isfinite(self.norm) and is_unchanged):
             raise NotFinite
@@ -297,5 +294,5 @@ class FrameWriter(HashedWhileWritten):
         return seal_front(header, len(self.payload), alignment=self.front_bytes)
 
     def _begin(self) -> None:
-        self._state: xxhash.xxh3_64 | Hash = xxhash.xxh3_64() if self._passes is None else Hash(self._passes)
-        self._squares, self._seen, self.seconds = 0.0, 0, 0.0
+        self._hash = Hash(self._kernels)
+        self._squares, self._hashed_bytes, self.seconds = 0.0, 0, 0.0

@@ -36,7 +36,7 @@ def library(library_of: Callable[[Path], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def passes(library: Path) -> FusedKernels:
+def kernels(library: Path) -> FusedKernels:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATOLL_PURE", raising=False)
         try:
@@ -58,9 +58,9 @@ SIZES = [61, 255, 256, 257, 271, 272, 273, 511, 512, 513, 1024, 5 * BLOCK + 1, 5
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("piece", [BLOCK, 2 * BLOCK, 1 << 20])
-def test_the_hash_is_xxh3_however_the_values_come(passes: FusedKernels, size: int, piece: int) -> None:
-    values, hashed = normal(size), Hash(passes)
-    squares = sum(passes.look(values[at : at + piece], hashed) for at in range(0, size, piece))
+def test_the_hash_is_xxh3_however_the_values_come(kernels: FusedKernels, size: int, piece: int) -> None:
+    values, hashed = normal(size), Hash(kernels)
+    squares = sum(kernels.hash_and_norm(values[at : at + piece], hashed) for at in range(0, size, piece))
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values), "asking does not change it"
     assert squares == pytest.approx(float(np.square(values, dtype=np.float64).sum()), rel=1e-4)
@@ -68,9 +68,9 @@ def test_the_hash_is_xxh3_however_the_values_come(passes: FusedKernels, size: in
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 1, 32])
-def test_a_copy_is_made_while_looking(passes: FusedKernels, size: int, shift: int) -> None:
-    values, hashed, copy = normal(size), Hash(passes), np.full(4 * size + shift + 8, 0xAB, np.uint8)
-    passes.look(values, hashed, copy[shift : shift + 4 * size])
+def test_a_copy_is_made_while_looking(kernels: FusedKernels, size: int, shift: int) -> None:
+    values, hashed, copy = normal(size), Hash(kernels), np.full(4 * size + shift + 8, 0xAB, np.uint8)
+    kernels.hash_and_norm(values, hashed, copy[shift : shift + 4 * size])
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
     assert copy[shift : shift + 4 * size].tobytes() == values.tobytes()
     assert set(copy[:shift]) | set(copy[shift + 4 * size :]) == {0xAB}
@@ -79,35 +79,35 @@ def test_a_copy_is_made_while_looking(passes: FusedKernels, size: int, shift: in
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("at", "step"), [(1024, 1 << 18), (0, 2048), (3072, 4096)])
 def test_values_are_looked_at_and_written_to_their_place(
-    passes: FusedKernels, size: int, at: int, step: int, tmp_path: Path
+    kernels: FusedKernels, size: int, at: int, step: int, tmp_path: Path
 ) -> None:
-    values, hashed = normal(size), Hash(passes)
+    values, hashed = normal(size), Hash(kernels)
     (tmp_path / "file").write_bytes(b"x" * at)
     with open(tmp_path / "file", "r+b") as file:
-        squares, seconds = passes.pour(values, hashed, file.fileno(), at, step)
+        squares, seconds = kernels.write_hashed(values, hashed, file.fileno(), at, step)
     assert seconds > 0
     assert (tmp_path / "file").read_bytes() == b"x" * at + values.tobytes()
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
     assert squares == pytest.approx(float(np.square(values, dtype=np.float64).sum()), rel=1e-4)
 
 
-def test_what_cannot_be_written_is_an_error_of_the_system(passes: FusedKernels, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_an_error_of_the_system(kernels: FusedKernels, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with open(tmp_path / "file", "rb") as file, pytest.raises(OSError, match="descriptor") as caught:
-        passes.pour(normal(1000), Hash(passes), file.fileno(), 0, 1 << 18)
+        kernels.write_hashed(normal(1000), Hash(kernels), file.fileno(), 0, 1 << 18)
     assert caught.value.errno == errno.EBADF
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 1, 3])
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 8])
-def test_a_mixture_is_rounded_as_numpy_rounds_it(passes: FusedKernels, size: int, shift: int, divisor: int) -> None:
+def test_a_mixture_is_rounded_as_numpy_rounds_it(kernels: FusedKernels, size: int, shift: int, divisor: int) -> None:
     a, b, out = normal(size), normal(size, 1), aligned(size + shift)[shift:]
     a[:6] = np.array([np.inf, -0.0, 1e-42, 3e38, -np.inf, np.nan], np.float32)
     for is_done in (False, True):
-        hashes = [Hash(passes) for _ in range(3)]
+        hashes = [Hash(kernels) for _ in range(3)]
         how = Mixture.of(0.3, -1.7, divisor)
-        passes.mix(how, place(a, hashes[0]), place(b, hashes[1]), place(out, hashes[2]), size, is_done=is_done)
+        kernels.accumulate(how, place(a, hashes[0]), place(b, hashes[1]), place(out, hashes[2]), size, is_done=is_done)
         with np.errstate(all="ignore"):
             expected = (a * np.float32(0.3) + b * np.float32(-1.7)) / np.float32(divisor)
         assert np.array_equal(out, expected, equal_nan=True)
@@ -117,31 +117,31 @@ def test_a_mixture_is_rounded_as_numpy_rounds_it(passes: FusedKernels, size: int
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_sum_may_stay_where_it_is(passes: FusedKernels, is_done: bool) -> None:
-    total, values, hashed = normal(10_001), normal(10_001, 1), Hash(passes)
+def test_a_sum_may_stay_where_it_is(kernels: FusedKernels, is_done: bool) -> None:
+    total, values, hashed = normal(10_001), normal(10_001, 1), Hash(kernels)
     expected = total + values
-    passes.mix(Mixture.of(), place(total), place(values), place(total, hashed), total.size, is_done=is_done)
+    kernels.accumulate(Mixture.of(), place(total), place(values), place(total, hashed), total.size, is_done=is_done)
     assert np.array_equal(total, expected)
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(expected)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 8])
-def test_steps_add_up_to_the_mean_of_reduce(passes: FusedKernels, weights: list[float]) -> None:
+def test_steps_add_up_to_the_mean_of_reduce(kernels: FusedKernels, weights: list[float]) -> None:
     from atoll.rounds.one_pass import _steps
 
     parts = [normal(3000, seed) for seed in range(len(weights))]
     total = parts[0].copy()
     for part, step in zip(parts[1:], _steps(Coefficients.of(weights)), strict=True):
-        passes.mix(step, place(total), place(part), place(total), total.size, is_done=False)
+        kernels.accumulate(step, place(total), place(part), place(total), total.size, is_done=False)
     assert np.array_equal(total, weighted_mean(parts, weights))
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 1023, 1024, 1025, 5000, 70_001])
 @pytest.mark.parametrize("shift", [0, 1, 31])
-def test_a_copy_is_one_wherever_it_begins(passes: FusedKernels, size: int, shift: int) -> None:
+def test_a_copy_is_one_wherever_it_begins(kernels: FusedKernels, size: int, shift: int) -> None:
     data = np.random.default_rng(0).integers(0, 256, size + 7, dtype=np.uint8)[7:]
     room = np.full(size + shift + 64, 171, np.uint8)
-    passes.copy(data, room[shift : shift + size])
+    kernels.copy(data, room[shift : shift + size])
     assert np.array_equal(room[shift : shift + size], data)
     assert (room[:shift] == 171).all()
     assert (room[shift + size :] == 171).all()
@@ -149,11 +149,11 @@ def test_a_copy_is_one_wherever_it_begins(passes: FusedKernels, size: int, shift
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shift", [0, 1])
-def test_what_is_placed_is_hashed(passes: FusedKernels, size: int, shift: int) -> None:
-    values, room, hashed = normal(size), np.full(size + shift + 8, 7.0, np.float32), Hash(passes)
+def test_what_is_placed_is_hashed(kernels: FusedKernels, size: int, shift: int) -> None:
+    values, room, hashed = normal(size), np.full(size + shift + 8, 7.0, np.float32), Hash(kernels)
     for at in range(0, size, 2 * BLOCK):
         piece = values[at : at + 2 * BLOCK]
-        passes.place(place(piece)[0], room[shift + at : shift + at + piece.size], hashed)
+        kernels.copy_hashed(place(piece)[0], room[shift + at : shift + at + piece.size], hashed)
     assert np.array_equal(room[shift : shift + size], values)
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
     assert (room[shift + size :] == 7.0).all()
@@ -215,9 +215,9 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
         yield shelf
 
 
-def read(passes: FusedKernels, sources: list[Source], out: np.ndarray, **more: Any) -> tuple[int, int] | None:
+def read(kernels: FusedKernels, sources: list[Source], out: np.ndarray, **more: Any) -> tuple[int, int] | None:
     given = (Source * len(sources))(*sources)
-    return passes.read(given, more.get("steps", []), out, more.get("hashed"), aligned(3 * TILE))
+    return kernels.read(given, more.get("steps", []), out, more.get("hashed"), aligned(3 * TILE))
 
 
 @pytest.mark.parametrize("size", FROM_SIZES)
@@ -225,10 +225,10 @@ def read(passes: FusedKernels, sources: list[Source], out: np.ndarray, **more: A
     ("kind", "ready"), [(FROM_FILE, 0), (FROM_FILE, 77), (FROM_HUGE_PAGES, 0), (FROM_SOCKET, 0), (FROM_SOCKET, 200)]
 )
 def test_what_is_read_is_placed_and_hashed(
-    passes: FusedKernels, shelf: Shelf, size: int, kind: int, ready: int
+    kernels: FusedKernels, shelf: Shelf, size: int, kind: int, ready: int
 ) -> None:
-    values, hashed, out = normal(size), Hash(passes), np.full(size + 8, 7.0, np.float32)
-    assert read(passes, [shelf.source(kind, values, hashed, front=449, ready=ready)], out[:size]) is None
+    values, hashed, out = normal(size), Hash(kernels), np.full(size + 8, 7.0, np.float32)
+    assert read(kernels, [shelf.source(kind, values, hashed, front=449, ready=ready)], out[:size]) is None
     assert np.array_equal(out[:size], values)
     assert (out[size:] == 7.0).all()
     assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(values)
@@ -238,20 +238,20 @@ def test_what_is_read_is_placed_and_hashed(
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 2.0, 0.5], [1.0] * 7])
 @pytest.mark.parametrize("first", range(4))
 def test_what_is_read_is_mixed_to_the_mean_of_reduce(
-    passes: FusedKernels, shelf: Shelf, size: int, weights: list[float], first: int
+    kernels: FusedKernels, shelf: Shelf, size: int, weights: list[float], first: int
 ) -> None:
     from atoll.rounds.one_pass import _steps
 
     parts = [normal(size, seed) for seed in range(len(weights))]
-    hashes = [Hash(passes) for _ in parts]
+    hashes = [Hash(kernels) for _ in parts]
     sources = [
         shelf.source(kind, part, hashed, front=64 * i)
         if (kind := (first + i) % 4)
         else Source.in_memory(address_of(part, np.float32), hashed)
         for i, (part, hashed) in enumerate(zip(parts, hashes, strict=True))
     ]
-    out, of_out = np.empty(size, np.float32), Hash(passes)
-    assert read(passes, sources, out, steps=_steps(Coefficients.of(weights)), hashed=of_out) is None
+    out, of_out = np.empty(size, np.float32), Hash(kernels)
+    assert read(kernels, sources, out, steps=_steps(Coefficients.of(weights)), hashed=of_out) is None
     expected = weighted_mean(parts, weights)
     assert np.array_equal(out, expected)
     assert of_out.hexdigest() == xxhash.xxh3_64_hexdigest(expected)
@@ -259,25 +259,25 @@ def test_what_is_read_is_mixed_to_the_mean_of_reduce(
 
 
 @pytest.mark.parametrize("kind", [FROM_FILE, FROM_SOCKET])
-def test_what_ends_early_is_told(passes: FusedKernels, shelf: Shelf, kind: int) -> None:
+def test_what_ends_early_is_told(kernels: FusedKernels, shelf: Shelf, kind: int) -> None:
     values, out = normal(100_000), np.empty(100_000, np.float32)
-    hashes = [Hash(passes) for _ in range(3)]
-    assert read(passes, [shelf.source(kind, values[:-1], hashes[0])], out) == (0, 0)
+    hashes = [Hash(kernels) for _ in range(3)]
+    assert read(kernels, [shelf.source(kind, values[:-1], hashes[0])], out) == (0, 0)
     sources = [shelf.source(kind, values[: values.size - i], hashes[i + 1]) for i in range(2)]
-    assert read(passes, sources, out, steps=[Mixture.of()]) == (1, 0)
+    assert read(kernels, sources, out, steps=[Mixture.of()]) == (1, 0)
 
 
-def test_what_cannot_be_read_says_why(passes: FusedKernels, shelf: Shelf) -> None:
-    values, hashed = normal(1000), Hash(passes)
+def test_what_cannot_be_read_says_why(kernels: FusedKernels, shelf: Shelf) -> None:
+    values, hashed = normal(1000), Hash(kernels)
     fd = os.open(os.devnull, os.O_WRONLY)
     try:
-        assert read(passes, [Source.from_open(fd, NOTHING, FROM_FILE, hashed)], values) == (0, errno.EBADF)
+        assert read(kernels, [Source.from_open(fd, NOTHING, FROM_FILE, hashed)], values) == (0, errno.EBADF)
     finally:
         os.close(fd)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 1000))
-        assert read(passes, [Source.from_open(ours.fileno(), NOTHING, FROM_SOCKET, hashed)], values) == (
+        assert read(kernels, [Source.from_open(ours.fileno(), NOTHING, FROM_SOCKET, hashed)], values) == (
             0,
             errno.EAGAIN,
         )
@@ -287,10 +287,10 @@ def _unread(end: socket.socket) -> int:
     return int.from_bytes(fcntl.ioctl(end.fileno(), termios.FIONREAD, bytes(4)), "little")
 
 
-def test_after_a_signal_it_goes_on_where_it_was(passes: FusedKernels) -> None:
+def test_after_a_signal_it_goes_on_where_it_was(kernels: FusedKernels) -> None:
     """Pieces come only after a signal each, so it has to wait in the middle of tiles, and of sources."""
     parts = [normal(5 * TILE + 7, seed) for seed in range(2)]
-    hashes, out, of_out = [Hash(passes) for _ in parts], np.empty_like(parts[0]), Hash(passes)
+    hashes, out, of_out = [Hash(kernels) for _ in parts], np.empty_like(parts[0]), Hash(kernels)
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
     pairs = [socket.socketpair() for _ in parts]
@@ -314,7 +314,7 @@ def test_after_a_signal_it_goes_on_where_it_was(passes: FusedKernels) -> None:
         sender.start()
         kind = FROM_SOCKET
         sources = [Source.from_open(o.fileno(), NOTHING, kind, h) for (o, _), h in zip(pairs, hashes, strict=True)]
-        assert read(passes, sources, out, steps=[Mixture.of(divisor=2)], hashed=of_out) is None
+        assert read(kernels, sources, out, steps=[Mixture.of(divisor=2)], hashed=of_out) is None
         sender.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -327,7 +327,7 @@ def test_after_a_signal_it_goes_on_where_it_was(passes: FusedKernels) -> None:
     assert [h.hexdigest() for h in hashes] == [xxhash.xxh3_64_hexdigest(part) for part in parts]
 
 
-def test_whoever_is_interrupted_while_nothing_comes_stops(passes: FusedKernels) -> None:
+def test_whoever_is_interrupted_while_nothing_comes_stops(kernels: FusedKernels) -> None:
     ours, theirs = socket.socketpair()
     told: list[int] = []
 
@@ -338,7 +338,7 @@ def test_whoever_is_interrupted_while_nothing_comes_stops(passes: FusedKernels) 
 
     def wait() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)  # again and again: the first one may come too early
-        read(passes, [Source.from_open(ours.fileno(), NOTHING, FROM_SOCKET, Hash(passes))], normal(1000))
+        read(kernels, [Source.from_open(ours.fileno(), NOTHING, FROM_SOCKET, Hash(kernels))], normal(1000))
 
     before = signal.signal(signal.SIGALRM, stop)
     try:
@@ -349,11 +349,11 @@ def test_whoever_is_interrupted_while_nothing_comes_stops(passes: FusedKernels) 
         signal.signal(signal.SIGALRM, before)
 
 
-def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: FusedKernels, shelf: Shelf) -> None:
+def test_what_was_hashed_is_what_was_placed_though_the_file_changes(kernels: FusedKernels, shelf: Shelf) -> None:
     """A recycled file may be written again while somebody is late."""
     size = 1 << 18
     values = [normal(size), normal(size, 1)]
-    fd = shelf.source(FROM_FILE, values[0], Hash(passes)).file
+    fd = shelf.source(FROM_FILE, values[0], Hash(kernels)).file
     is_over = threading.Event()
 
     def rewrite() -> None:
@@ -367,8 +367,8 @@ def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Fuse
     try:
         torn = 0
         for _ in range(200):
-            hashed, out = Hash(passes), np.empty(size, np.float32)
-            assert read(passes, [Source.from_open(fd, NOTHING, FROM_HUGE_PAGES, hashed)], out) is None
+            hashed, out = Hash(kernels), np.empty(size, np.float32)
+            assert read(kernels, [Source.from_open(fd, NOTHING, FROM_HUGE_PAGES, hashed)], out) is None
             assert hashed.hexdigest() == xxhash.xxh3_64_hexdigest(out)
             torn += not any(np.array_equal(out, v) for v in values)
     finally:
@@ -381,13 +381,13 @@ def test_what_was_hashed_is_what_was_placed_though_the_file_changes(passes: Fuse
 @pytest.mark.parametrize(
     ("right", "wrong", "what"),
     [
-        ("+ b * m->of_b", "- b * m->of_b", "mix"),
+        ("+ b * m->of_b", "- b * m->of_b", "accumulate"),
         ("0x165667919E3779F9", "0x165667919E3779FB", "hash"),
         ("memcpy(out + at, data + at, (size_t)(bytes - at));", "", "copy"),
     ],
 )
 def test_a_library_that_computes_otherwise_is_not_used(
-    build_hook: ModuleType, passes: FusedKernels, tmp_path: Path, right: str, wrong: str, what: str
+    build_hook: ModuleType, kernels: FusedKernels, tmp_path: Path, right: str, wrong: str, what: str
 ) -> None:
     source, library = tmp_path / "_fused.c", tmp_path / "_fused.so"
     text = fused.SOURCE.read_text()

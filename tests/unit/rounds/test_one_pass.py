@@ -91,7 +91,7 @@ def test_parts_in_files_are_averaged_and_placed_to_the_same_bits(tmp_path: Path,
     assert out.tobytes() == weighted_mean(parts, [1.0] * 3).tobytes()
     assert done.checks == tuple(checksum(part.data.cast("B")) for part in parts)
     again = FrameReader(store.open("1"), SYSTEM_CLOCK, kind="update")
-    one_pass.place(again, out)
+    one_pass.copy_hashed(again, out)
     assert out.tobytes() == parts[1].tobytes()
     assert again.check == again.header["xxh3"]
 
@@ -102,12 +102,12 @@ def test_a_payload_shorter_than_what_is_wanted_is_an_error(tmp_path: Path, recyc
     store, values = FileStore(tmp_path, recycle=recycle), values_of(1 << 16)
     store.put("a", seal_frame({"kind": "update"}, [values.data.cast("B")]))
     short = FrameReader(store.open("a"), SYSTEM_CLOCK, kind="update")
-    if (passes := fused.current()) is not None:
-        short.hashed_by(passes)
+    if (kernels := fused.current()) is not None:
+        short.hash_with(kernels)
         assert short.source(values.size) is not None
     assert short.source(values.size + 1) is None
     with pytest.raises(StoreUnavailable, match="ended early"):
-        one_pass.place(short, np.empty(values.size + 1, np.float32))
+        one_pass.copy_hashed(short, np.empty(values.size + 1, np.float32))
 
 
 def test_a_file_that_was_cut_is_an_error_as_it_is_read(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 
 @pytest.fixture(params=["compiled", "pure"], autouse=True)
-def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "pure":
         monkeypatch.setattr(fused, "current", lambda: None)
     elif fused.current() is None:

@@ -14,16 +14,16 @@ from atoll.errors import UnknownName
 
 @dataclass(frozen=True)
 class CodecRow:
-    """Where a codec is, and what planning needs to know of it."""
+    """The module of a codec, and the facts that planning needs."""
 
     module: str
     """The module that has the codec as `CODEC`; imported when the codec is first used."""
     encoded_bytes: Callable[[int], int]
-    """From a number of values to the bytes they take: always the same for a number."""
+    """The size of the payload of so many values."""
     recommended_mean: str | None = None
-    """The codec of published means when updates have this one and the caller chose none. None: this one.
+    """The default codec of published means when updates use this codec. None: the same codec.
 
-    Averaging halves the error of an update, and error feedback returns it; the error of the mean stays.
+    Averaging and error feedback reduce the error of updates, but nothing reduces the error of the mean.
     """
 
 
@@ -34,9 +34,9 @@ CODECS = {
     "int4": CodecRow("atoll.rounds.codecs.int4", lambda count: 2 * -(-count // 128) + -(-count // 2), "int8"),
 }
 DEFAULT_CODEC = "int8"
-"""How updates travel unless the caller chooses: it trains as well as `fp32` with a quarter of the bytes."""
+"""The default codec of updates: it trains as well as `fp32` with a quarter of the bytes."""
 EXACT_CODEC = "fp32"
-"""The default where the values themselves are averaged and every bit counts: averaging of weights, and torchft."""
+"""The default where replicas exchange weights instead of updates: averaging of weights, and torchft."""
 
 
 def row_of(name: str) -> CodecRow:
@@ -48,10 +48,10 @@ def row_of(name: str) -> CodecRow:
 
 
 def encoded_bytes(name: str, count: int) -> int:
-    """Bytes that `count` values take."""
+    """The size of the payload of `count` values."""
     return row_of(name).encoded_bytes(count)
 
 
 def recommended_mean(name: str) -> str:
-    """The codec of published means when updates have this one and the caller chose none."""
+    """The default codec of published means when updates use this codec."""
     return row_of(name).recommended_mean or name

@@ -1,9 +1,9 @@
-"""How the float32 values of a chunk become bytes: the Codec port, and the codecs by name.
+"""The Codec port: how the float32 values of a chunk become bytes. `codec(name)` gives a codec by name.
 
 A codec is pure: equal values give equal bytes on every machine, so every replica can recompute a chunk. State such as
-an error-feedback residual belongs to the caller, who adds it before and subtracts `decode(encode(x))` after.
-A new codec is one module with a `CODEC` and one row in `codec_sizes.CODECS`. No other code names a codec: the rest of
-the package asks for the abilities below.
+an error-feedback residual belongs to the caller, which adds it before and subtracts `decode(encode(x))` after.
+A new codec is one module with a `CODEC` and one row in `codecs.CODECS`. No other code names a codec: the rest of the
+package asks for the abilities below.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from atoll.stores.base import Buffer
 
 
 class Opened(Protocol):
-    """A payload that is known to be of the right length, read piece by piece."""
+    """A payload of the right length, read piece by piece."""
 
-    def read(self, start: int, room: F32) -> F32:
-        """The next `room.size` values from `start`: in `room`, or where they lie.
+    def read(self, start: int, out: F32) -> F32:
+        """The next `out.size` values from `start`: written to `out`, or as a view of the payload.
 
-        `start` is a multiple of 2048; so is the size of `room`, unless it ends with the payload. At most `TILE` values.
+        `start` and the size of `out` are multiples of 2048, except at the end of the payload. At most `TILE` values.
         """
         ...
 
 
 class Addable(Opened, Protocol):
-    """One that can be added while it is decoded."""
+    """A payload that can be added while it is decoded."""
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
-        """Add the values from `start` on to a tile, as `Codec.add_into` does."""
+        """Add the values from `start` on to `total`, as `Codec.add_into` does."""
         ...
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """One way to write a chunk down."""
+    """One encoding of the values of a chunk."""
 
     name: str
     tile: int
-    """How many values are best worked on at once."""
+    """How many values to process at a time for the best speed."""
     largest: float
-    """Magnitudes above this do not survive; an update that has one is not finite on the wire."""
+    """The largest magnitude that can be encoded; a larger one becomes a value that is not finite."""
     is_exact: bool
-    """Decoding gives every finite value back, bit for bit."""
+    """Decoding returns every finite value bit for bit."""
     payload_is_values: bool
-    """The payload is the values as little-endian float32: one pass can hash, add up and copy large chunks."""
+    """The payload is the values as little-endian float32: one pass can hash, add and copy large chunks."""
     needs_feedback: bool
-    """Training adds what the codec rounded away to the next update, unless the caller chooses otherwise."""
+    """By default, training adds the rounding error of an update to the next update."""
 
     def encoded_bytes(self, count: int) -> int:
-        """Bytes that `count` values take: always the same for a count."""
+        """The size of the payload of `count` values."""
         ...
 
     def encode(self, values: F32) -> list[Buffer]:
@@ -71,7 +71,7 @@ class Codec(Protocol):
     def decode(self, payload: Buffer, count: int) -> F32:
         """`count` values; may be a read-only view of `payload`.
 
-        What no finite values give raises `CorruptUpdate`, or comes back as values that are not finite.
+        A payload that no finite values encode to raises `CorruptUpdate`, or decodes to values that are not finite.
         """
         ...
 
@@ -80,18 +80,18 @@ class Codec(Protocol):
         ...
 
     def open(self, payload: Buffer, count: int) -> Opened:
-        """The payload, to be read piece by piece. Raises as `decode` does."""
+        """Open the payload to read it piece by piece. Raises as `decode` does."""
         ...
 
     def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
         """`total += decode(payload)`, or `total += factor * decode(payload)` with both operations rounded.
 
-        After `CorruptUpdate` the total is of no use.
+        After `CorruptUpdate` the content of `total` is undefined.
         """
         ...
 
     def error_bound(self, values: F32) -> NDArray[np.float64]:
-        """For each value, how far `decode(encode(values))` may be from it. Holds for finite values up to `largest`."""
+        """The largest error of `decode(encode(values))`, for each value. Holds for finite values up to `largest`."""
         ...
 
 
@@ -108,7 +108,7 @@ def codec_names() -> list[str]:
 
 
 def check_length(name: str, payload: Buffer, wanted_bytes: int) -> memoryview:
-    """The payload as flat bytes, or `CorruptUpdate` when its length is not what the codec writes."""
+    """The payload as flat bytes, or `CorruptUpdate` if the codec writes another length."""
     view = memoryview(payload).cast("B")
     if len(view) != wanted_bytes:
         raise CorruptUpdate(f"a {name} payload has {len(view)} bytes, not {wanted_bytes}", check="length")
@@ -124,5 +124,5 @@ def writable(name: str, out: Buffer, wanted_bytes: int) -> memoryview:
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous array, where they lie."""
+    """The bytes of a contiguous array, as a view."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")

@@ -46,9 +46,9 @@ class _Halves(Laid):
         if native is not out:
             out[:] = native
 
-    def read(self, start: int, room: F32) -> F32:
-        kernels.current().from_bf16(self._bits[start : start + room.size], room)
-        return room
+    def read(self, start: int, out: F32) -> F32:
+        kernels.current().from_bf16(self._bits[start : start + out.size], out)
+        return out
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
         kernels.current().add_bf16(self._bits[start : start + total.size], total, factor)

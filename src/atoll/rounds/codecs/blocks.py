@@ -1,12 +1,12 @@
-"""Whole multiples of a scale, one scale for each block of values: what `int8` and `int4` have in common.
+"""Block codecs, the base of `int8` and `int4`: values are whole multiples of a scale, one scale for each block.
 
 A payload is the scales of all blocks, bfloat16 little-endian, and then the codes; the last block may be shorter.
 A block's scale is its largest magnitude over `levels`, rounded to bfloat16; a value's code is the nearest multiple.
 bfloat16 is fine enough that the largest magnitude becomes ±levels exactly, and coarse enough that multiples are exact
-in float32: nothing is clipped, the error is half a scale, and encoding what was decoded gives the same bytes again.
+in float32: nothing is clipped, the error is half a scale, and encoding decoded values gives the same bytes again.
 
-A scale below 2^-118 is written as 0 and so is its block: so far down some processors flush numbers to zero and others
-do not. A block with a value that is not finite or above `largest` gets NaN for a scale, and codes 0.
+A scale below 2^-118 becomes 0, and so do the codes of its block, because some processors flush such small numbers to
+zero. A block with a value that is not finite or above `largest` gets the scale NaN and codes 0.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ _MAGIC = 1.5 * 2.0**23  # float32 has no fractions here: adding it rounds, and l
 _HALF = 0.5 * (1 + 2.0**-15)  # a code is found by two rounded operations
 
 
-_PROVEN: dict[tuple[Kernels, BlockCodec], bool] = {}
+_AGREES: dict[tuple[Kernels, BlockCodec], bool] = {}
 
 
 class BlockCodec(TiledCodec):
-    """A codec whose codes are whole numbers from -levels to levels."""
+    """A codec with one scale for each block, and codes from -levels to levels."""
 
     block: ClassVar[int]
     levels: ClassVar[int]
     offset: ClassVar[int] = 0
-    """What is added to codes before `pack` gets them."""
+    """A number added to codes before `pack`."""
     unit: ClassVar[float] = 1.0
-    """A power of two: what `unpack` gives, times this, is a code."""
+    """A power of two: a code is the result of `unpack` times this."""
     top: ClassVar[float]
-    """The largest scale: `levels` times this is `largest`, and the next scale would not fit float32."""
+    """The largest scale: `levels` times this is `largest`; with the next scale that product overflows float32."""
 
     @abstractmethod
     def code_bytes(self, count: int) -> int: ...
 
     @abstractmethod
     def pack(self, codes: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
-        """The low bits of each code plus `offset` into bytes. `codes` may be destroyed."""
+        """Pack the low bits of each code plus `offset` into bytes. May overwrite `codes`."""
 
     @abstractmethod
     def unpack(self, packed: NDArray[np.uint8], out: F32) -> None: ...
@@ -66,12 +66,12 @@ class BlockCodec(TiledCodec):
         return _Scaled(self, payload, count)
 
     def peaks(self, magnitudes: F32) -> F32:
-        """The largest of each block. Bits of magnitudes are ordered as the magnitudes are, and NaN comes last."""
+        """The largest magnitude of each block. Bits of magnitudes sort like the magnitudes, with NaN last."""
         starts = np.arange(0, magnitudes.size, self.block)
         return np.maximum.reduceat(magnitudes.view(np.int32), starts).view(np.float32)
 
     def multiply(self, values: F32, factors: F32, out: F32) -> None:
-        """Each value with the factor of its block."""
+        """Multiply each value with the factor of its block."""
         whole = values.size // self.block
         split = whole * self.block
         shape = (whole, self.block)
@@ -91,25 +91,25 @@ class BlockCodec(TiledCodec):
         if not magnitudes.size:
             return np.zeros(values.shape, dtype=np.float64)
         scales = np.repeat(self.scales(self.peaks(magnitudes)), self.block)[: magnitudes.size]
-        # A block whose scale is 0 is lost whole.
+        # Every value of a block with scale 0 becomes 0.
         bound = np.where(scales, _HALF * from_bf16_bits(scales).astype(np.float64), magnitudes)
         return bound.reshape(values.shape)
 
 
 class PlainBlocks:
-    """The `BlockKernel` of any such codec, with numpy alone. At most a tile at once."""
+    """The `BlockKernel` of any block codec, with numpy alone. At most a tile in one call."""
 
     def __init__(self, how: BlockCodec, scales: U16, codes: U8) -> None:
         self._how, self._scales, self._codes = how, scales, codes
 
     def write(self, start: int, values: F32) -> None:
-        how, room = self._how, kernels.scratch.values[: values.size]
-        np.bitwise_and(values.view(np.int32), 0x7FFFFFFF, out=room.view(np.int32))
-        found = how.scales(how.peaks(room))
+        how, work = self._how, kernels.scratch.values[: values.size]
+        np.bitwise_and(values.view(np.int32), 0x7FFFFFFF, out=work.view(np.int32))
+        found = how.scales(how.peaks(work))
         scales, codes = self._part(start, values.size)
         scales[:] = found
-        self._multiples(values, found, room)
-        how.pack(room.view(np.int32), codes)
+        self._multiples(values, found, work)
+        how.pack(work.view(np.int32), codes)
 
     def read(self, start: int, out: F32) -> None:
         scales, codes = self._part(start, out.size)
@@ -125,7 +125,7 @@ class PlainBlocks:
         kernels.add(total, values, factor)
 
     def _multiples(self, values: F32, scales: U16, out: F32) -> None:
-        """Fill `out` with floats that have the codes in their low bits."""
+        """Fill `out` with floats whose low bits are the codes."""
         steps = from_bf16_bits(scales)
         inverse = np.divide(np.float32(1), steps, out=np.zeros_like(steps), where=steps > 0)
         self._how.multiply(values, inverse, out)
@@ -155,7 +155,7 @@ class _Scaled(Laid):
             self._kernel, self.at_once = faster, compiled.tile
 
     def check(self) -> None:
-        """NaN is let through: every value of its block is NaN then, and whoever looks for such values finds it."""
+        """A NaN scale passes: every value of its block decodes to NaN, and the checks of values reject the update."""
         scales = self._scales
         is_scale = (scales == 0) | ((scales >= _SMALLEST) & (scales <= _bits(self._how.top)))
         is_scale |= (scales >= _INFINITE) & (scales < _NEGATIVE)
@@ -166,24 +166,20 @@ class _Scaled(Laid):
     def write(self, start: int, values: F32) -> None:
         self._kernel.write(start, values)
 
-    def read(self, start: int, room: F32) -> F32:
-        self._kernel.read(start, room)
-        return room
+    def read(self, start: int, out: F32) -> F32:
+        self._kernel.read(start, out)
+        return out
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
         self._kernel.add(start, total, factor)
 
 
 def agrees_with_numpy(theirs: Kernels, how: BlockCodec) -> bool:
-    """Whether these kernels give the bits of `PlainBlocks` for the codec; True if they have none for it."""
-    if (theirs, how) not in _PROVEN:
-        _PROVEN[theirs, how] = _compare(theirs, how)
-    return _PROVEN[theirs, how]
-
-
-def _compare(theirs: Kernels, how: BlockCodec) -> bool:
-    with kernels.quiet():
-        return all(_same_blocks(theirs, how, values) for values in samples())
+    """Whether these kernels give the bits of `PlainBlocks` for the codec; True if they have no kernel for it."""
+    if (theirs, how) not in _AGREES:
+        with kernels.quiet():
+            _AGREES[theirs, how] = all(_same_blocks(theirs, how, values) for values in samples())
+    return _AGREES[theirs, how]
 
 
 def _same_blocks(theirs: Kernels, how: BlockCodec, values: F32) -> bool:

@@ -23,8 +23,8 @@ class _Floats(Laid):
     def write(self, start: int, values: F32) -> None:
         self._floats[start : start + values.size] = values
 
-    def read(self, start: int, room: F32) -> F32:
-        return self._floats[start : start + room.size].astype(np.float32, copy=False)
+    def read(self, start: int, out: F32) -> F32:
+        return self._floats[start : start + out.size].astype(np.float32, copy=False)
 
     def add(self, start: int, total: F32, factor: np.float32 | None) -> None:
         values = self.read(start, total)
@@ -35,13 +35,13 @@ class _Floats(Laid):
 
 
 class Fp32(TiledCodec):
-    """Four bytes for each value, no error. Nothing is copied."""
+    """Four bytes for each value, no error, no copies."""
 
     name = "fp32"
     largest = float(np.finfo(np.float32).max)
     is_exact = True
     payload_is_values = True
-    tile = 1 << 15  # there is nothing to do but to add: what is added to had better stay in the nearest cache
+    tile = 1 << 15  # small, because decoding is free: the sum stays in the nearest cache
 
     def lay(self, payload: memoryview, count: int) -> _Floats:  # noqa: ARG002
         return _Floats(payload)

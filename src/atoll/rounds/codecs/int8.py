@@ -2,7 +2,7 @@
 
 Payload: for n values, ceil(n / 256) scales as bfloat16 little-endian, then n codes as signed bytes in order.
 Value i is code i times scale i // 256. Error: half the scale of the block, which is about 1/254 of its largest
-magnitude; a block with none above 3.8e-34 becomes zeros. How scales and codes are found: `codec_blocks`.
+magnitude; a block without a magnitude above 3.8e-34 becomes zeros. `codecs.blocks` computes scales and codes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What codecs have in common: a payload is written and read tile by tile, in scratch memory that each thread keeps.
+"""The part that codecs share: they write and read payloads tile by tile, in scratch memory of each thread.
 
-A codec lays arrays over the bytes of a payload (`lay`), whose size its row in `codec_sizes` gives; the rest is here.
+A codec lays arrays over the bytes of a payload (`lay`); its row in `codecs.CODECS` gives the size of the payload.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from atoll.stores.base import Buffer
 
 
 class Laid(Addable, Protocol):
-    """A payload as arrays, to be written or read. Codecs inherit it, and `add` if they have no better one."""
+    """Arrays over the bytes of a payload, to write or read it. Codecs inherit this, and may have a faster `add`."""
 
     at_once: int = TILE
     """How many values may be written, read or added in one call."""
 
     def check(self) -> None:
-        """Raise `CorruptUpdate` if no finite values are written like this."""
+        """Raise `CorruptUpdate` if no finite values encode to this payload."""
         ...
 
     def write(self, start: int, values: F32) -> None: ...
@@ -37,7 +37,7 @@ class Laid(Addable, Protocol):
 
 
 class TiledCodec(ABC):
-    """A `Codec` made of tiles."""
+    """A `Codec` that works tile by tile."""
 
     name: str
     largest: float
@@ -57,7 +57,7 @@ class TiledCodec(ABC):
     def error_bound(self, values: F32) -> NDArray[np.float64]: ...
 
     def open(self, payload: Buffer, count: int) -> Laid:
-        """A payload from elsewhere, checked."""
+        """Check a payload, and lay arrays over it."""
         laid = self.lay(check_length(self.name, payload, self.encoded_bytes(count)), count)
         laid.check()
         return laid
@@ -83,9 +83,9 @@ class TiledCodec(ABC):
         laid = self.open(payload, out.size)
         with kernels.quiet():
             for start in range(0, out.size, laid.at_once):
-                room = out[start : start + laid.at_once]
-                if (values := laid.read(start, room)) is not room:
-                    np.copyto(room, values)
+                tile = out[start : start + laid.at_once]
+                if (values := laid.read(start, tile)) is not tile:
+                    np.copyto(tile, values)
 
     def add_into(self, payload: Buffer, total: F32, factor: np.float32 | None = None) -> None:
         laid = self.open(payload, total.size)
