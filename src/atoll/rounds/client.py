@@ -250,7 +250,7 @@ class RoundClient:
         self._drive(self._steps.leave())
 
     def close(self) -> None:
-        """Write the measurements and end the threads. Does not tell the other replicas; see `leave`."""
+        """Write the measurements and end the threads. The other replicas do not learn of it; see `leave`."""
         self._drive(self._steps.finish())
         self._drive.close()
 

@@ -108,7 +108,7 @@ class RoundState:
 
     @cached_property
     def draft(self) -> Offer:
-        """Our offer before the update is encoded. Its `expected` ranks tell which chunks we do not upload."""
+        """Our offer before the update is encoded. Its `expected` ranks determine which chunks we do not upload."""
         draft = draft_offer(self.context, self.round_no, self.fragment, self.weight, self.base)
         can_skip = self.mode == "scatter" and not self.is_inline and self.context.tuning.skip_upload
         return replace(draft, expected=self.ranks) if self.ranks and can_skip else draft
