@@ -110,7 +110,7 @@ class Ours:
             "down": counters.bytes_down,
             "seconds": dict(counters.seconds),
             "mode": self._outcome.commit.mode,
-            "connections": self._client._protocol.member.connections,  # as measured, so not in `Tuning`
+            "connections": self._client._steps.context.connections,  # as measured, so not in `Tuning`
             "chunk_bytes": 4 * self._client.agreement.chunk,
             "chunks": -(-self._seat.update.size // self._client.agreement.chunk),
         }

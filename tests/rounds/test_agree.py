@@ -121,4 +121,4 @@ def test_when_several_choose_a_chunk_size_all_take_the_first(seed: int) -> None:
         simulation.start(f"r{toy.rank}", protocol.join(toy.initial()), inner if toy.rank == 0 else far)
     simulation.run()
     simulation.results()
-    assert len({protocol.member.agreement.chunk for protocol in protocols}) == 1
+    assert len({protocol.context.agreement.chunk for protocol in protocols}) == 1

@@ -73,7 +73,7 @@ def test_catching_up_fills_the_sinks_of_the_caller_and_asks_for_each_committed_r
         def apply(done: Any) -> None:
             taken.append((done.round_no, done.mean is None, rooms[-1].tobytes()))
 
-        assert mine.catch_up(0, apply, refuse, room=room) == 3
+        assert mine.catch_up(0, apply, refuse, sink_for=room) == 3
     with client(store, 1, 2, attempt=1) as other:
         Trainer(other, 1)
         means: list[bytes] = []
@@ -206,10 +206,10 @@ def test_the_driver_raises_the_first_error_after_every_child_has_ended() -> None
         drive.close()
 
 
-def test_a_client_takes_a_store_and_what_the_protocol_takes() -> None:
+def test_a_client_has_the_options_of_the_steps_but_for_their_random_numbers() -> None:
     store, *rest = signature(RoundClient).parameters.values()
     assert store.name == "store"
-    assert rest == list(signature(RoundSteps).parameters.values())
+    assert rest == [option for option in signature(RoundSteps).parameters.values() if option.name != "rng"]
     with pytest.raises(TypeError, match="quorun"):
         RoundClient(MemoryStore(), "run", 0, 1, layouts=[LAYOUT], quorun=None)  # type: ignore[call-arg]
 

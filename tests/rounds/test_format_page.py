@@ -245,7 +245,7 @@ def test_the_page_names_every_event() -> None:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("add", "_tell")
+                and node.func.attr in ("add", "_add_event")
             ):
                 first = node.args[0] if node.args else None
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):

@@ -1,10 +1,11 @@
-"""Replicas that share nothing but a store agree on rounds and average their updates, to the same bits everywhere.
+"""Replicas that share only a store agree on rounds and average their updates, to the same bits on every replica.
 
-How a round goes, and where to read: `publish` encodes an update chunk by chunk and announces it with an offer; `watch`
-looks for the others' offers; `quorum` (pure) says wait, commit or give up; `agree` creates the commit, the one atomic
-step; `average` computes the mean on the chunk grid; `exchange` puts these together. `claims` decide who plays a rank,
-`begin` what everyone starts from, `snapshots` and `retention` how to come late and how to forget.
+One round, in order, and the file to read: `publish` encodes an update chunk by chunk and announces it with an offer;
+`prefetch` averages chunks of the others meanwhile; `agree` watches for offers, asks `quorum` (pure) whether to wait,
+commit or give up, and creates the commit, the one atomic step; `average` computes the mean on the chunk grid from the
+`contributions`; `exchange` puts these together. `join` comes before the first round, `catch_up` after a late start,
+and `retention` deletes old rounds.
 
-All of it yields requests (`ops`) and leaves the doing to a driver: `drive` in real life, one thread in tests.
-`client.RoundClient` is what training code uses. Objects and bytes are specified in FORMAT.md.
+Training code uses `client.RoundClient`. All steps yield store requests, which a driver performs (`io`). FORMAT.md
+specifies the objects and their bytes.
 """

@@ -1,12 +1,12 @@
-"""Agreeing on a round: watch offers arrive, decide, and create the commit record that everybody then reads back.
+"""Agreement on a round: a replica watches offers arrive, decides, and creates the commit record.
 
-The create is the whole agreement. Everything before it is one observer's guess at what the others also see.
-
-What one observer sees of a round: offers as they arrive, and the commit once somebody has made it.
+The atomic create of the commit is the whole agreement: the first record counts, and every replica reads it. What a
+replica decides before that is only its estimate of what the others see.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError, StoreError
 from atoll.rounds import quorum
-from atoll.rounds.checks import rejection, strays
+from atoll.rounds.checks import diverged_offers, rejection
 from atoll.rounds.context import RoundContext
 from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.io import Gather, Steps
@@ -24,335 +24,320 @@ from atoll.rounds.publish import repair_offer
 from atoll.rounds.records import Commit, Contribution, Offer, Rejection
 from atoll.stores.base import Buffer
 
+log = logging.getLogger("atoll.rounds")
+
+
+def agree(context: RoundContext, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
+    """Wait until a replica has committed the round, possibly this one; also returns the offers seen until then."""
+    view = RoundView(context, round_no, fragment)
+    view.add_offer(own)
+    if not context.history.members:  # the first round of this process: ranks may have joined or left before
+        yield from view.refresh_claims()
+    elif view.missing() and (first_s := context.history.first_delay_s):
+        yield from context.io.sleep(first_s)
+    pauses = context.pauses()
+    recheck_at = context.tuning.patience_s
+    while True:
+        # The lowest rank reads the claims at the same time, so that it can commit as soon as all offers are there.
+        reads: list[Steps[Any]] = [view.poll()]
+        if context.rank == min(view.members) and not view.has_fresh_claims:
+            reads.append(view.refresh_claims())
+        asked_at = view.elapsed_s
+        commit = (yield Gather(reads, 2))[0]
+        if commit is None and view.missing():
+            view.missed_at = asked_at
+        if commit is None:
+            commit = yield from view.act(next(pauses))
+        if commit is not None:
+            view.update_history()
+            return commit, view.offers
+        if view.elapsed_s >= recheck_at:
+            recheck_at = 2 * view.elapsed_s
+            yield from view.refresh_claims()
+            yield from repair_offer(context, own)
+            yield from _check_not_behind(context, round_no)
+
+
+def read_commit(context: RoundContext, round_no: int, *, is_awaited: bool = True) -> Steps[Commit | None]:
+    """The commit of a round, checked, or None while there is none."""
+
+    def opened(data: Buffer) -> Commit:
+        commit = Commit.open(data)
+        if (commit.run_id, commit.round_no) != (context.run_id, round_no):
+            raise CorruptUpdate("a commit is of another run or round", round_no=round_no, check="identity")
+        if commit.fragment >= len(context.agreement.layouts):
+            raise CorruptUpdate(f"a commit is of fragment {commit.fragment}", round_no=round_no, check="fragment")
+        return commit
+
+    key = context.keys.commit(round_no)
+    data = yield from context.io.probe(key, is_awaited=is_awaited)
+    if data is None:
+        return None
+    try:
+        return opened(data)
+    except CorruptUpdate:
+        return (yield from context.io.read(key, opened))
+
 
 @dataclass
 class RoundView:
-    """What one observer has seen of a round so far."""
+    """What one replica has seen of a round that is not committed yet, and what it does about it."""
 
-    member: RoundContext
+    context: RoundContext
     round_no: int
     fragment: int
-    began: float
     offers: dict[int, Offer] = field(default_factory=dict)
     arrived: dict[int, float] = field(default_factory=dict)
+    """Rank → seconds after which its usable offer was seen."""
     rejected: dict[int, Rejection] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
+    """Rank → the slot to look for its offer in; earlier slots belong to replaced processes."""
     claims: Mapping[int, LatestClaim] = field(default_factory=dict)
     unreadable: dict[int, str] = field(default_factory=dict)
     missed_at: float = 0.0
-    """When somebody was last asked for in vain."""
+    """When an offer was last looked for and missing."""
     claims_at: float = -math.inf
     """When the claims were last read."""
-    told: tuple[float, str] | None = None
-    """What we said of how the wait will end."""
+    reported: tuple[float, str] | None = None
+    """The end of the wait and its consequence, as in our last `waiting` event."""
+
+    def __post_init__(self) -> None:
+        self.began = self.context.io.clock.monotonic()
 
     @property
     def has_fresh_claims(self) -> bool:
-        return self.member.io.clock.monotonic() - self.claims_at < self.member.tuning.claims_age_s
+        return self.context.io.clock.monotonic() - self.claims_at < self.context.tuning.claims_age_s
 
     @property
     def elapsed_s(self) -> float:
-        return self.member.io.clock.monotonic() - self.began
+        return self.context.io.clock.monotonic() - self.began
 
     @property
     def members(self) -> set[int]:
-        known = self.member.memory.members
-        world = set(range(self.member.agreement.world_size)) if self.member.quorum.is_strict or not known else set()
+        known = self.context.history.members
+        world = set(range(self.context.agreement.world_size)) if self.context.quorum.is_strict or not known else set()
         return world | known | set(self.offers)
 
     def missing(self) -> list[int]:
         return sorted(self.members - set(self.offers) - set(self.rejected))
 
-    def take(self, offer: Offer) -> None:
-        """An offer was seen: keep it, reject it, or pass over it when its process has been replaced."""
+    def add_offer(self, offer: Offer) -> None:
+        """Keep an offer, reject it, or skip it when a newer process has taken over its rank."""
         rank = offer.rank
         newest = self.claims.get(rank)
         if newest is not None and offer.incarnation < newest.incarnation:
             self.slots[rank] = offer.slot + 1
             return
         self.offers[rank] = offer
-        if refused := rejection(offer, self.member.expected(self.fragment)):
+        if refused := rejection(offer, self.context.expected(self.fragment)):
             self.reject(refused)
         else:
             self.arrived.setdefault(rank, self.elapsed_s)
+            log.debug("round %d: offer of rank %d seen after %.3f s", self.round_no, rank, self.arrived[rank])
 
     def reject(self, refused: Rejection) -> None:
         self.arrived.pop(refused.rank, None)
         if refused.rank not in self.rejected:
             self.rejected[refused.rank] = refused
-            if refused.rank != self.member.rank:  # one's own was told when it was published
-                self._tell("update_rejected", rank=refused.rank, check=refused.check, detail=refused.detail)
+            if refused.rank != self.context.rank:  # `announce` has written the event for our own
+                self._add_event("update_rejected", rank=refused.rank, check=refused.check, detail=refused.detail)
 
-    def learn_claims(self, found: Mapping[int, LatestClaim]) -> None:
-        """Drop what came from processes that are over."""
-        self.claims = found
+    def decide(self) -> quorum.Decision:
+        history = self.context.history
+        return quorum.decide(
+            self.context.quorum,
+            members=self.members,
+            arrived=self.arrived,
+            elapsed_s=self.elapsed_s,
+            rejected=self.rejected,
+            left=self._left(),
+            absent=history.absent,
+            lateness=tuple(history.lateness),
+        )
+
+    def poll(self) -> Steps[Commit | None]:
+        """Read the commit, and the offers that are missing."""
+        context, round_no = self.context, self.round_no
+        wanted = self.missing()
+        if len(wanted) >= context.tuning.list_from:
+            keys = yield from context.io.list(context.keys.offers_prefix(round_no))
+            listed = {context.keys.parse_offer(key)[1:] for key in keys}
+            wanted = [rank for rank in wanted if (rank, self.slots.get(rank, 0)) in listed]
+        children = [read_commit(context, round_no), *(self._read_offer(rank) for rank in wanted)]
+        commit, *offers = yield Gather(children, context.small_width)
+        for offer in offers:
+            if offer is not None:
+                self.add_offer(offer)
+        return commit if isinstance(commit, Commit) else None
+
+    def _read_offer(self, rank: int) -> Steps[Offer | None]:
+        context, round_no, slot = self.context, self.round_no, self.slots.get(rank, 0)
+        data = yield from context.io.probe(context.keys.offer(round_no, rank, slot))
+        if data is None:
+            return None
+        try:
+            return Offer.open(data, run_id=context.run_id, round_no=round_no, rank=rank, slot=slot)
+        except CorruptUpdate as exc:
+            # No rejection, because the store may be at fault: a later read may succeed, and the writer may repair it.
+            log.debug("round %d: the offer of rank %d cannot be read: %s", round_no, rank, exc)
+            self.unreadable[rank] = exc.message
+            return None
+
+    def refresh_claims(self) -> Steps[None]:
+        """Read which ranks were replaced or have left, and drop offers of replaced processes. May raise `Fenced`."""
+        context = self.context
+        began = context.io.clock.monotonic()
+        found = dict((yield from latest_claims(context.io, context.keys)))
+        held = {offer.rank: offer.incarnation for offer in self.offers.values()}
+        for rank, incarnation in (held | {context.rank: context.claim.incarnation}).items():
+            if rank not in found or found[rank].incarnation <= incarnation:
+                continue
+            # A LIST has no checksum, so a newer claim counts only if it can be read.
+            if (yield from context.io.probe(context.keys.claim(rank, incarnation + 1))) is None:
+                found[rank] = LatestClaim(incarnation, has_left=False)
+            elif rank == context.rank:
+                raise fenced(context.claim, self.round_no)
+        self.claims, self.claims_at = found, began
         for rank, offer in list(self.offers.items()):
             if rank in found and offer.incarnation < found[rank].incarnation:
+                log.debug("round %d: rank %d was replaced; its offer is dropped", self.round_no, rank)
                 del self.offers[rank]
                 self.arrived.pop(rank, None)
                 self.rejected.pop(rank, None)
                 self.slots[rank] = offer.slot + 1
 
-    def decide(self) -> quorum.Decision:
-        memory = self.member.memory
-        return quorum.decide(
-            self.member.quorum,
-            members=self.members,
-            arrived=self.arrived,
-            elapsed_s=self.elapsed_s,
-            rejected=self.rejected,
-            left=[rank for rank, standing in self.claims.items() if standing.has_left],
-            away=memory.away,
-            lateness=tuple(memory.lateness),
+    def act(self, pause_s: float) -> Steps[Commit | None]:
+        """Do what the decision says; None means poll again."""
+        match self.decide():
+            case quorum.GiveUp(reason, missing):
+                raise self._given_up(reason, missing)
+            case quorum.CommitDecision(ranks):
+                commit = yield from self._await_lower_ranks(ranks)
+                commit = commit or (yield from self._commit())
+                if commit is None:
+                    yield from self.context.io.sleep(pause_s)
+                return commit
+            case quorum.Wait(until):
+                yield from self._report_wait(until)
+                yield from self.context.io.sleep(max(0.0, min(pause_s, until - self.elapsed_s)))
+        return None
+
+    def _await_lower_ranks(self, ranks: Sequence[int]) -> Steps[Commit | None]:
+        """Wait `turn_s` for each lower rank of the commit: they see the same offers, and one writer is enough."""
+        context = self.context
+        lower = sum(rank < context.rank for rank in ranks)
+        not_before = context.io.clock.monotonic() + lower * context.tuning.turn_s
+        pauses = context.pauses()
+        while (left_s := not_before - context.io.clock.monotonic()) > 0:
+            yield from context.io.sleep(min(left_s, next(pauses)))
+            if (commit := (yield from read_commit(context, self.round_no))) is not None:
+                return commit
+        return None
+
+    def _commit(self) -> Steps[Commit | None]:
+        """Decide again with fresh claims, and create the commit. Returns the commit that counts; None: poll again."""
+        context, round_no = self.context, self.round_no
+        if not self.has_fresh_claims:
+            yield from self.refresh_claims()
+        for refused in diverged_offers({rank: self.offers[rank] for rank in self.arrived}).values():
+            self.reject(refused)
+        decision = self.decide()
+        if not isinstance(decision, quorum.CommitDecision):
+            return None
+        proposal = self._proposal(decision.ranks)
+        is_ours = yield from context.io.create(context.keys.commit(round_no), proposal.seal())
+        commit = proposal if is_ours else (yield from read_commit(context, round_no))
+        if commit != proposal:
+            log.debug("round %d: another replica created the commit first", round_no)
+            return commit
+        yield from self._withdraw_if_stale(commit)
+        self._add_event("round_committed", ranks=list(commit.ranks), mode=commit.mode)
+        for rank in sorted(self.members - set(commit.ranks) - {r.rank for r in commit.rejected}):
+            self._add_event("rank_late", rank=rank)
+        return commit
+
+    def _proposal(self, ranks: Sequence[int]) -> Commit:
+        """The commit record of these ranks."""
+        context, offers = self.context, [self.offers[rank] for rank in ranks]
+        has_skipped = any(offer.expected for offer in offers)
+        members = {*range(context.agreement.world_size), *self.members, *self.claims} - self._left()
+        return Commit(
+            run_id=context.run_id,
+            round_no=self.round_no,
+            fragment=self.fragment,
+            previous=context.previous,
+            base=max(offer.base for offer in offers),
+            mode="scatter" if has_skipped else context.exchange_mode(self.fragment, len(offers)),
+            contributions=tuple(
+                Contribution(o.rank, o.incarnation, o.attempt, o.slot, o.digest, o.weight, o.norm) for o in offers
+            ),
+            rejected=tuple(self.rejected[rank] for rank in sorted(self.rejected)),
+            members=tuple(sorted(members)),
+            by=context.rank,
         )
 
-    def tell_outlook(self, until: float) -> bool:
-        """Note how the wait will end, for people who look from outside; whether that is news."""
-        least = self.member.quorum.least
+    def _withdraw_if_stale(self, created: Commit) -> Steps[None]:
+        """Delete our commit if it replaced one that was deleted because the run is rounds ahead."""
+        context, round_no = self.context, self.round_no
+        if context.quorum.is_strict:
+            return
+        listed = yield from context.io.list(context.keys.commits_prefix())
+        latest = max((context.keys.parse_commit(key) for key in listed), default=0)
+        if latest > round_no:
+            after = yield from read_commit(context, round_no + 1)
+            if after is not None and after.previous == created.digest:
+                return  # the others have continued from this commit while we were slow
+            yield from context.io.delete(context.keys.commit(round_no))
+            message = f"round {round_no} was over long ago; the others are at round {latest + 1}"
+            raise LeftBehind(message, round_no=round_no, latest=latest)
+
+    def update_history(self) -> None:
+        """Record how late offers came, to wait better in the next rounds."""
+        history, arrivals = self.context.history, sorted(self.arrived.values())
+        least = min(self.context.quorum.least or len(arrivals), len(arrivals))
+        if least:
+            history.lateness.extend(at - arrivals[least - 1] for at in arrivals[least:])
+        history.waits.append(self.missed_at)  # the time of the last miss, without the latency of the requests after it
+
+    def _report_wait(self, until: float) -> Steps[None]:
+        """Once a wait is long, write a `waiting` event for people who watch the run; again only if its end changes."""
+        if self.elapsed_s < LONG_WAIT_S:
+            return
+        context, least = self.context, self.context.quorum.least
         then = "go_on" if least is not None and len(self.arrived) >= least else "give_up"
-        if self.told == (until, then):
-            return False
-        self.told = until, then
-        at = round(self.member.io.clock.time() + until - self.elapsed_s, 3)
-        self._tell("waiting", until=at, then=then, least=least)
-        return True
+        if self.reported == (until, then):
+            return
+        self.reported = until, then
+        at = round(context.io.clock.time() + until - self.elapsed_s, 3)
+        self._add_event("waiting", until=at, then=then, least=least)
+        with suppress(StoreError):  # the event is only information, so its failure must not end the wait
+            yield from context.events.flush(context.io)
 
-    def _tell(self, event: str, **details: object) -> None:
-        self.member.events.add(event, self.round_no, **details)
+    def _given_up(self, reason: str, missing: tuple[int, ...]) -> RoundError:
+        if self.rejected and self.context.quorum.on_rejected == "stop":
+            first = self.rejected[min(self.rejected)]
+            message = f"round {self.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
+            return CorruptUpdate(message, round_no=self.round_no, rank=first.rank, check=first.check)
+        refused = [f"; rank {r.rank} failed the check `{r.check}`: {r.detail}" for r in self.rejected.values()]
+        unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in self.unreadable.items()]
+        message = f"round {self.round_no} has no quorum: {reason}" + "".join([*refused, *unreadable])
+        hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
+        timed_out = self.elapsed_s >= self.context.quorum.deadline_s
+        return QuorumLost(message, round_no=self.round_no, missing=missing, timed_out=timed_out, hint=hint)
 
+    def _left(self) -> set[int]:
+        return {rank for rank, claim in self.claims.items() if claim.has_left}
 
-def look(watch: RoundView) -> Steps[Commit | None]:
-    """One look at the store: is there a commit, and which offers are new?"""
-    member, round_no = watch.member, watch.round_no
-    wanted = watch.missing()
-    if len(wanted) >= member.tuning.list_from:
-        listed = {
-            member.keys.parse_offer(key)[1:] for key in (yield from member.io.list(member.keys.offers_prefix(round_no)))
-        }
-        wanted = [rank for rank in wanted if (rank, watch.slots.get(rank, 0)) in listed]
-    children = [read_commit(member, round_no), *(_look_for(watch, rank) for rank in wanted)]
-    seen: list[Commit | Offer | None] = yield Gather(children, 1 if member.is_local_store else member.connections)
-    for offer in seen[1:]:
-        if isinstance(offer, Offer):
-            watch.take(offer)
-    commit = seen[0]
-    return commit if isinstance(commit, Commit) else None
+    def _add_event(self, event: str, **details: object) -> None:
+        self.context.events.add(event, self.round_no, **details)
 
 
-def _look_for(watch: RoundView, rank: int) -> Steps[Offer | None]:
-    member, round_no, slot = watch.member, watch.round_no, watch.slots.get(rank, 0)
-    key = member.keys.offer(round_no, rank, slot)
-    data = yield from member.io.probe(key)
-    if data is None:
-        return None
-
-    try:
-        return Offer.open(data, run_id=member.run_id, round_no=round_no, rank=rank, slot=slot)
-    except CorruptUpdate as exc:
-        # Not the replica's fault, so not a rejection: another look may go better, and whoever wrote it may mend it.
-        watch.unreadable[rank] = exc.message
-        return None
-
-
-def read_commit(member: RoundContext, round_no: int, *, is_awaited: bool = True) -> Steps[Commit | None]:
-    """The commit of a round, checked, or None while there is none."""
-    key = member.keys.commit(round_no)
-    data = yield from member.io.probe(key, is_awaited=is_awaited)
-    if data is None:
-        return None
-    try:
-        return _opened_commit(member, round_no, data)
-    except CorruptUpdate:
-        return (yield from member.io.read(key, lambda data: _opened_commit(member, round_no, data)))
-
-
-def _opened_commit(member: RoundContext, round_no: int, data: Buffer) -> Commit:
-    commit = Commit.open(data)
-    if (commit.run_id, commit.round_no) != (member.run_id, round_no):
-        raise CorruptUpdate("a commit is of another run or round", round_no=round_no, check="identity")
-    if commit.fragment >= len(member.agreement.layouts):
-        raise CorruptUpdate(f"a commit is of fragment {commit.fragment}", round_no=round_no, check="fragment")
-    return commit
-
-
-def agree(member: RoundContext, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
-    """Wait until the round is committed, by us or by another; also the offers seen on the way."""
-    watch = RoundView(member, round_no, fragment, member.io.clock.monotonic())
-    watch.take(own)
-    if not member.memory.members:  # the first round here: others may have joined or left before us
-        yield from refresh_claims(watch)
-    elif watch.missing() and (first := member.memory.first_delay_s):
-        yield from member.io.sleep(first)
-    pauses = member.pauses()
-    look_back_at = member.tuning.patience_s
-    while True:
-        # Whoever is first in line reads the claims along the way, and can commit as soon as all are there.
-        looks: list[Steps[Any]] = [look(watch)]
-        if member.rank == min(watch.members) and not watch.has_fresh_claims:
-            looks.append(refresh_claims(watch))
-        asked_at = watch.elapsed_s
-        commit = (yield Gather(looks, 2))[0]
-        if commit is None and watch.missing():
-            watch.missed_at = asked_at
-        if commit is None:
-            commit = yield from _act(watch, next(pauses))
-        if commit is not None:
-            _learn(watch)
-            return commit, watch.offers
-        if watch.elapsed_s >= look_back_at:
-            look_back_at = 2 * watch.elapsed_s
-            yield from refresh_claims(watch)
-            yield from repair_offer(member, own)
-            yield from check_not_behind(member, round_no)
-
-
-def refresh_claims(watch: RoundView) -> Steps[None]:
-    """See who has been replaced and who has left. Raises `Fenced` when that is us."""
-    member = watch.member
-    began = member.io.clock.monotonic()
-    found = dict((yield from latest_claims(member.io, member.keys)))
-    held = {offer.rank: offer.incarnation for offer in watch.offers.values()}
-    for rank, incarnation in (held | {member.rank: member.claim.incarnation}).items():
-        if rank not in found or found[rank].incarnation <= incarnation:
-            continue
-        # A LIST has no checksum, so what it says against somebody is looked up.
-        if (yield from member.io.probe(member.keys.claim(rank, incarnation + 1))) is None:
-            found[rank] = LatestClaim(incarnation, has_left=False)
-        elif rank == member.rank:
-            raise fenced(member.claim, watch.round_no)
-    watch.learn_claims(found)
-    watch.claims_at = began
-
-
-def check_not_behind(member: RoundContext, round_no: int) -> Steps[None]:
-    """Raise `LeftBehind` when later rounds are committed and this one's record is gone."""
-    if member.quorum.is_strict:
+def _check_not_behind(context: RoundContext, round_no: int) -> Steps[None]:
+    """Raise `LeftBehind` when later rounds are committed and the commit of this one was deleted."""
+    if context.quorum.is_strict:
         return
-    listed = yield from member.io.list(member.keys.commits_prefix())
-    rounds = [member.keys.parse_commit(key) for key in listed]
+    listed = yield from context.io.list(context.keys.commits_prefix())
+    rounds = [context.keys.parse_commit(key) for key in listed]
     if rounds and round_no not in rounds and max(rounds) > round_no:
         message = f"round {round_no} is over and gone; the others are at round {max(rounds) + 1}"
         raise LeftBehind(message, round_no=round_no, latest=max(rounds))
-
-
-def _act(watch: RoundView, pause_s: float) -> Steps[Commit | None]:
-    """Do what the decision says; None means look again."""
-    match watch.decide():
-        case quorum.GiveUp(reason, missing):
-            raise _given_up(watch, reason, missing)
-        case quorum.CommitDecision(ranks):
-            commit = yield from _await_turn(watch, ranks)
-            commit = commit or (yield from _propose(watch))
-            if commit is None:
-                yield from watch.member.io.sleep(pause_s)
-            return commit
-        case quorum.Wait(until):
-            yield from _report_wait(watch, until)
-            yield from watch.member.io.sleep(max(0.0, min(pause_s, until - watch.elapsed_s)))
-    return None
-
-
-def _report_wait(watch: RoundView, until: float) -> Steps[None]:
-    """Once a wait is long, say in the store how it will end. A store that fails is no reason to stop waiting."""
-    if watch.elapsed_s >= LONG_WAIT_S and watch.tell_outlook(until):
-        with suppress(StoreError):
-            yield from watch.member.events.flush(watch.member.io)
-
-
-def _await_turn(watch: RoundView, ranks: Sequence[int]) -> Steps[Commit | None]:
-    """Let lower ranks of those to be committed go first: they see the same, and one writer is enough."""
-    member = watch.member
-    turn = sum(rank < member.rank for rank in ranks)
-    not_before = member.io.clock.monotonic() + turn * member.tuning.turn_s
-    pauses = member.pauses()
-    while (left := not_before - member.io.clock.monotonic()) > 0:
-        yield from member.io.sleep(min(left, next(pauses)))
-        if (commit := (yield from read_commit(member, watch.round_no))) is not None:
-            return commit
-    return None
-
-
-def _propose(watch: RoundView) -> Steps[Commit | None]:
-    """Decide once more with fresh claims, commit what was decided, and read back what stands; None to look again."""
-    member = watch.member
-    if not watch.has_fresh_claims:
-        yield from refresh_claims(watch)
-    for refused in strays({rank: watch.offers[rank] for rank in watch.arrived}).values():
-        watch.reject(refused)
-    decision = watch.decide()
-    if not isinstance(decision, quorum.CommitDecision):
-        return None
-    proposal = _proposal(watch, decision.ranks)
-    is_ours = yield from member.io.create(member.keys.commit(watch.round_no), proposal.seal())
-    commit = proposal if is_ours else (yield from read_commit(member, watch.round_no))
-    if commit == proposal:
-        yield from _withdraw_if_stale(watch, commit)
-        _announce(watch, commit)
-    return commit
-
-
-def _withdraw_if_stale(watch: RoundView, made: Commit) -> Steps[None]:
-    """Take back a commit created where an old one had been retired; all who took part in that one are past it."""
-    member = watch.member
-    if member.quorum.is_strict:
-        return
-    listed = yield from member.io.list(member.keys.commits_prefix())
-    latest = max((member.keys.parse_commit(key) for key in listed), default=0)
-    if latest > watch.round_no:
-        after = yield from read_commit(member, watch.round_no + 1)
-        if after is not None and after.previous == made.digest:
-            return  # it is we who were slow: the others have gone on from this very commit
-        yield from member.io.delete(member.keys.commit(watch.round_no))
-        message = f"round {watch.round_no} was over long ago; the others are at round {latest + 1}"
-        raise LeftBehind(message, round_no=watch.round_no, latest=latest)
-
-
-def _proposal(watch: RoundView, ranks: Sequence[int]) -> Commit:
-    """The commit record of these ranks, and of no others that have arrived."""
-    member, offers = watch.member, [watch.offers[rank] for rank in ranks]
-    left = {rank for rank, standing in watch.claims.items() if standing.has_left}
-    is_holding = any(offer.expected for offer in offers)
-    members = {*range(member.agreement.world_size), *watch.members, *watch.claims} - left
-    return Commit(
-        run_id=member.run_id,
-        round_no=watch.round_no,
-        fragment=watch.fragment,
-        previous=member.previous,
-        base=max(offer.base for offer in offers),
-        mode="scatter" if is_holding else member.exchange_mode(watch.fragment, len(offers)),
-        contributions=tuple(
-            Contribution(o.rank, o.incarnation, o.attempt, o.slot, o.digest, o.weight, o.norm) for o in offers
-        ),
-        rejected=tuple(watch.rejected[rank] for rank in sorted(watch.rejected)),
-        members=tuple(sorted(members)),
-        by=member.rank,
-    )
-
-
-def _announce(watch: RoundView, commit: Commit) -> None:
-    events = watch.member.events
-    events.add("round_committed", commit.round_no, ranks=list(commit.ranks), mode=commit.mode)
-    for rank in sorted(watch.members - set(commit.ranks) - {r.rank for r in commit.rejected}):
-        events.add("rank_late", commit.round_no, rank=rank)
-
-
-def _learn(watch: RoundView) -> None:
-    """Remember how long others took, to wait better next time."""
-    memory, arrivals = watch.member.memory, sorted(watch.arrived.values())
-    least = min(watch.member.quorum.least or len(arrivals), len(arrivals))
-    if least:
-        memory.lateness.extend(at - arrivals[least - 1] for at in arrivals[least:])
-    memory.waits.append(watch.missed_at)  # when it was still too early to ask; not how long the answer took
-
-
-def _given_up(watch: RoundView, reason: str, missing: tuple[int, ...]) -> RoundError:
-    if watch.rejected and watch.member.quorum.on_rejected == "stop":
-        first = watch.rejected[min(watch.rejected)]
-        message = f"round {watch.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
-        return CorruptUpdate(message, round_no=watch.round_no, rank=first.rank, check=first.check)
-    refused = [f"; rank {r.rank} failed the check `{r.check}`: {r.detail}" for r in watch.rejected.values()]
-    unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in watch.unreadable.items()]
-    message = f"round {watch.round_no} has no quorum: {reason}" + "".join([*refused, *unreadable])
-    hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
-    timed_out = watch.elapsed_s >= watch.member.quorum.deadline_s
-    return QuorumLost(message, round_no=watch.round_no, missing=missing, timed_out=timed_out, hint=hint)

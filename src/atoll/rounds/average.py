@@ -1,12 +1,14 @@
-"""Averaging what was committed: scatter-reduce on the fixed chunk grid, or each for itself where that is cheaper.
+"""The mean of a committed round, on the fixed chunk grid. `exchange` and `replay` call `average`.
 
-Chunk i of the mean is computed and published by the (i mod n)-th rank of the party, and whatever was published first
-stands. A chunk that does not come in time is computed by whoever misses it, from what is in the store: all of it, or
-all but what its owner kept to itself and took along when it died. Nothing unverified is added up.
+In mode `scatter` the owner of chunk i, which is the (i mod n)-th participant, averages and publishes it; the first
+mean created under a key counts. A replica that does not get a chunk in time computes it from the updates in the store:
+from all of them, or from all but the part that a dead owner did not upload. In mode `whole` every replica averages
+every chunk itself. Bytes are verified before they are added up.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,33 +17,19 @@ from atoll.rounds import one_pass
 from atoll.rounds.chunks import Encoded
 from atoll.rounds.codecs.base import F32, codec
 from atoll.rounds.context import RoundContext
-from atoll.rounds.contributions import (
-    MeanTask,
-    Participant,
-    PrefetchedMean,
-    clear_wait,
-    contribution_of,
-    fetch_offers,
-    gone,
-    is_released,
-    joined,
-    offer_of,
-    own_chunk,
-    read_part,
-    release,
-    report_wait,
-)
+from atoll.rounds.contributions import MeanTask, PrefetchedMean, joined, sink_slice
 from atoll.rounds.frames import FrameReader, checksum
 from atoll.rounds.io import Discard, Gather, Steps
 from atoll.rounds.publish import repair_offer
-from atoll.rounds.records import Offer
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
 from atoll.stores.base import Buffer
 
+log = logging.getLogger("atoll.rounds")
+
 
 @dataclass(frozen=True)
-class Reduced:
-    """The mean of a chunk: its values, how they are published, and what they were made of."""
+class ReducedChunk:
+    """The mean of a chunk: its values, its encoded bytes, and the checksums of its parts."""
 
     values: F32
     encoded: list[Buffer]
@@ -49,276 +37,275 @@ class Reduced:
     """XXH3-64 of the encoded bytes; empty for a mean that is not published."""
     is_finite: bool
     parts: tuple[str | None, ...]
+    """The checksum of each participant's chunk; None for one that was left out."""
 
 
-def average(work: MeanTask) -> Steps[None]:
+def average(task: MeanTask) -> Steps[None]:
     """Fill the sink with the mean of the commit."""
-    yield from fetch_offers(work)
-    chunks = range(len(work.grid))
-    width = work.member.side_by_side(len(work.party.seats))
-    if work.commit.mode == "whole":
-        yield Gather([_own(work, i) for i in chunks], width)
+    yield from task.fetch_offers()
+    chunks, rank, ours = range(len(task.grid)), task.context.rank, task.ours
+    width = task.context.chunk_width(len(task.participants))
+    if task.commit.mode == "whole":
+        yield Gather([_average_own(task, i) for i in chunks], width)
         return
-    yield Gather([release(work, i) for i in chunks if _must_release(work, i)], work.member.connections)
-    # Asking for the others' chunks before one's own are done would only find them missing. Who no longer has the values
-    # was here before, and may find its means published, and their parts gone.
-    own = [i for i in chunks if work.party.owner(i) == work.member.rank and work.ours is not None]
-    yield Gather([_own(work, i) for i in own], width)
-    yield Gather([_fetch(work, i) for i in chunks if i not in own], work.member.connections)
-    yield from clear_wait(work)
-    if work.own is not None:
-        yield from _discard(work, work.own)
+    is_owned = [task.participants.owner(i) == rank for i in chunks]
+    late = [i for i in chunks if ours is not None and ours.is_local_only(i) and not is_owned[i]]
+    yield Gather([task.upload_late(i) for i in late], task.context.connections)
+    # Our own chunks come first, because the others' means are probably not there yet. A restarted owner without its
+    # values fetches its chunks too: the earlier process may have published them and deleted their parts.
+    own = [i for i in chunks if is_owned[i] and ours is not None]
+    yield Gather([_average_own(task, i) for i in own], width)
+    yield Gather([_fetch(task, i) for i in chunks if i not in own], task.context.connections)
+    yield from task.clear_wait()
+    if task.own is not None and task.own.inline is None:
+        for chunk in chunks:  # every mean is published, so no replica reads our update again
+            if not task.own.is_local_only(chunk):
+                yield Discard(task.context.keys.update(task.own.round_no, rank, task.own.incarnation, chunk))
 
 
-def _own(work: MeanTask, chunk: int) -> Steps[None]:
-    """Average a chunk; if a contribution is bad, its owner may still publish the mean of it for us."""
-    foreseen = work.foreseen.pop(chunk, None)
-    if foreseen is not None and _is_still_valid(work, foreseen, chunk):
-        if foreseen.values is not None:
-            work.sink.write(work.grid.span(chunk)[0], foreseen.values)
+def finish(context: RoundContext, accumulator: Accumulator, parts: tuple[str | None, ...], mode: str) -> ReducedChunk:
+    """The mean that every replica applies: rounded by its codec if it is published, else unrounded."""
+    began = context.io.clock.monotonic()
+    values = accumulator.mean()
+    encoded: list[Buffer] = []
+    if mode == "scatter":
+        how = codec(context.agreement.mean_codec)
+        encoded = how.encode(values)
+        values = how.decode(joined(encoded), values.size)
+    reduced = ReducedChunk(values, encoded, checksum(*encoded) if encoded else "", is_finite(values), parts)
+    context.io.spend("reduce", began)
+    return reduced
+
+
+def _average_own(task: MeanTask, chunk: int) -> Steps[None]:
+    """Average a chunk that we own, unless its prefetched mean is valid."""
+    prefetched = task.prefetched.pop(chunk, None)
+    if prefetched is not None and _is_still_valid(task, prefetched, chunk):
+        if prefetched.values is not None:
+            task.sink.write(task.grid.span(chunk)[0], prefetched.values)
         return
-    if work.commit.mode == "whole":
-        reduced = yield from _reduce(work, chunk)
-        work.sink.write(work.grid.span(chunk)[0], reduced.values)
+    if task.commit.mode == "whole":
+        reduced = yield from _reduce(task, chunk)
+        task.sink.write(task.grid.span(chunk)[0], reduced.values)
         return
+    trouble = None
     try:
-        if (yield from _publish(work, chunk)):
+        if (yield from _publish(task, chunk)):
             return
-    except CorruptUpdate as exc:
-        yield from _fetch(work, chunk, exc)
-        return
-    yield from _fetch(work, chunk)
+    except CorruptUpdate as exc:  # a replica that could read every contribution may still publish the mean
+        trouble = exc
+    yield from _fetch(task, chunk, trouble)
 
 
-def _is_still_valid(work: MeanTask, foreseen: PrefetchedMean, chunk: int) -> bool:
-    is_it = (foreseen.party, foreseen.mode) == (work.party.id, work.commit.mode)
-    return is_it and _fits(work, foreseen.parts, chunk)
+def _is_still_valid(task: MeanTask, prefetched: PrefetchedMean, chunk: int) -> bool:
+    is_as_expected = (prefetched.participants_id, prefetched.mode) == (task.participants.id, task.commit.mode)
+    return is_as_expected and _matches_offers(task, prefetched.parts, chunk)
 
 
-def _fits(work: MeanTask, parts: tuple[str | None, ...], chunk: int) -> bool:
-    """Every part is of the update its offer announced; what was left out and what we cannot tell does no harm."""
-    if len(parts) != len(work.party.seats):
+def _matches_offers(task: MeanTask, parts: tuple[str | None, ...], chunk: int) -> bool:
+    """Whether every part has the checksum in its offer. A part that was left out, or an unknown offer, matches."""
+    if len(parts) != len(task.participants):
         return False
-    told = ((part, work.offers.get(seat.rank)) for part, seat in zip(parts, work.party.seats, strict=True))
-    return all(part is None or offer is None or part == offer.chunks[chunk] for part, offer in told)
+    offers = [task.offers.get(rank) for rank in task.participants.ranks]
+    pairs = zip(parts, offers, strict=True)
+    return all(part is None or offer is None or part == offer.chunks[chunk] for part, offer in pairs)
 
 
-def _fetch(work: MeanTask, chunk: int, trouble: CorruptUpdate | None = None) -> Steps[None]:
-    """Take a chunk of the mean from the store, or compute it when that takes too long."""
-    member, owner = work.member, work.party.owner(chunk)
-    pauses = member.pauses()
+def _fetch(task: MeanTask, chunk: int, trouble: CorruptUpdate | None = None) -> Steps[None]:
+    """Download a chunk of the mean, or compute it when the owner takes longer than `patience_s`."""
+    context, owner = task.context, task.participants.owner(chunk)
+    pauses = context.pauses()
     waited_s = total_s = 0.0
     while True:
-        if (yield from _take(work, chunk)):
-            work.silent.discard(owner)
+        if (yield from _download(task, chunk)):
+            task.silent.discard(owner)
             return
-        if waited_s >= member.tuning.patience_s or (waited_s == 0.0 and owner in work.silent):
-            work.silent.add(owner)
-            yield from _mend(work, chunk)
+        if waited_s >= context.tuning.patience_s or (waited_s == 0.0 and owner in task.silent):
+            if owner not in task.silent:
+                log.info("round %d: rank %d did not publish chunk %d in time", task.commit.round_no, owner, chunk)
+            task.silent.add(owner)
+            yield from _repair_own(task, chunk)
             try:
-                if (yield from _publish(work, chunk)):
+                if (yield from _publish(task, chunk)):
                     return
             except CorruptUpdate as exc:
                 trouble = exc
             waited_s = 0.0
-        if work.time_left_s <= 0:
+        if task.time_left_s <= 0:
             raise trouble or CorruptUpdate(
-                f"chunk {chunk} of the mean did not come in {work.deadline_s:g} s",
-                round_no=work.commit.round_no,
+                f"chunk {chunk} of the mean did not come in {task.deadline_s:g} s",
+                round_no=task.commit.round_no,
                 rank=owner,
                 check="missing",
             )
-        goes_on = not (member.quorum.is_strict and work.is_local_only(chunk))
-        left_s = member.tuning.patience_s - waited_s if goes_on else work.time_left_s
-        yield from report_wait(work, owner, total_s, left_s, goes_on)
-        pause = min(next(pauses), max(0.0, work.time_left_s))
-        yield from member.io.sleep(pause)
+        goes_on = not (context.quorum.is_strict and task.is_local_only(chunk))
+        left_s = context.tuning.patience_s - waited_s if goes_on else task.time_left_s
+        yield from task.report_wait(owner, total_s, left_s, goes_on)
+        pause = min(next(pauses), max(0.0, task.time_left_s))
+        yield from context.io.sleep(pause)
         waited_s, total_s = waited_s + pause, total_s + pause
 
 
-def _mend(work: MeanTask, chunk: int) -> Steps[None]:
-    """See that what others need of us for a chunk can be read, and write it again if not."""
-    if work.own is None:
+def _repair_own(task: MeanTask, chunk: int) -> Steps[None]:
+    """Upload our offer and our part of a chunk again if they cannot be read: others may be waiting for them."""
+    if task.own is None:
         return
-    yield from repair_offer(work.member, work.own)
-    if work.ours is None or work.ours.inline is not None or work.ours.is_local_only(chunk):
+    yield from repair_offer(task.context, task.own)
+    if task.ours is None or task.ours.inline is not None or task.ours.is_local_only(chunk):
         return
     try:
-        yield from read_part(work, work.ours, chunk)
+        yield from task.read_contribution(task.ours, chunk)
     except (CorruptUpdate, LeftBehind):
-        # Where the mean takes the place of the update, one that came damaged may lie there instead.
-        if own_chunk(work.member, work.ours, work.source, chunk) is not None:
-            yield from release(work, chunk)
+        # When the mean overwrites the update, a damaged mean may have replaced our values in memory.
+        if task.own_chunk(task.ours, chunk) is not None:
+            yield from task.upload_late(chunk)
 
 
-def _publish(work: MeanTask, chunk: int) -> Steps[bool]:
-    """Average a chunk and create it; False when another one stands, which then is the one to take."""
-    reduced = yield from _reduce(work, chunk)
-    sealed = work.name(chunk).seal(reduced.parts, reduced.encoded, check=reduced.check)
-    if not (yield from work.member.io.create(work.key(chunk), sealed)):
-        if (yield from _must_stand(work, chunk, is_whole=None not in reduced.parts)):
+def _publish(task: MeanTask, chunk: int) -> Steps[bool]:
+    """Average a chunk and create its mean; False when another replica's mean is there, which must be downloaded."""
+    reduced = yield from _reduce(task, chunk)
+    sealed = task.name(chunk).seal(reduced.parts, reduced.encoded, check=reduced.check)
+    if not (yield from task.context.io.create(task.key(chunk), sealed)):
+        if (yield from _must_keep_stored(task, chunk, is_complete=None not in reduced.parts)):
             return False
-        yield from work.member.io.put(work.key(chunk), sealed)  # what stands cannot be read: the same bytes again
+        yield from task.context.io.put(
+            task.key(chunk), sealed
+        )  # the stored mean is damaged: write the same bytes again
     elif None in reduced.parts:
-        yield from _check_not_retired(work, reduced.parts, chunk)
-    work.sink.write(work.grid.span(chunk)[0], reduced.values)
+        yield from _check_not_retired(task, reduced.parts, chunk)
+    task.sink.write(task.grid.span(chunk)[0], reduced.values)
     return True
 
 
-def _must_stand(work: MeanTask, chunk: int, *, is_whole: bool) -> Steps[bool]:
-    """Whether the mean that another published may not be replaced: it is good, or somebody may have taken it.
+def _must_keep_stored(task: MeanTask, chunk: int, *, is_complete: bool) -> Steps[bool]:
+    """Whether the stored mean must not be replaced: it is good, or another replica may have applied it.
 
-    Where a part may be left out there are two means, and whoever could read the first one has that one.
+    When a part may be left out, two different means are possible, and a replica may have read the stored one before it
+    was damaged.
     """
     try:
-        found = yield from work.member.io.read(work.key(chunk), work.name(chunk).open, is_promised=True)
+        found = yield from task.context.io.read(task.key(chunk), task.name(chunk).open, is_promised=True)
     except KeyNotFound as exc:
-        raise gone(work, exc) from exc
+        raise task.retired(exc) from exc
     except CorruptUpdate:
-        return not is_whole or (work.is_local_only(chunk) and not work.member.quorum.is_strict)
-    return _fits(work, found.parts, chunk)
+        return not is_complete or (task.is_local_only(chunk) and not task.context.quorum.is_strict)
+    return _matches_offers(task, found.parts, chunk)
 
 
-def _check_not_retired(work: MeanTask, parts: Sequence[str | None], chunk: int) -> Steps[None]:
-    """Raise `LeftBehind` if there had been a mean before ours: it was deleted after the parts that went into it."""
-    for rank, part in zip(work.party.ranks, parts, strict=True):
-        offer = work.offers.get(rank)
-        if part is None or offer is None or (work.is_ours(offer) and offer.is_local_only(chunk)):
+def _check_not_retired(task: MeanTask, parts: Sequence[str | None], chunk: int) -> Steps[None]:
+    """Raise `LeftBehind` if an earlier mean was deleted before we created ours. Its parts were deleted before it."""
+    for rank, part in zip(task.participants.ranks, parts, strict=True):
+        offer = task.offers.get(rank)
+        if part is None or offer is None or (task.is_ours(offer) and offer.is_local_only(chunk)):
             continue
         try:
-            yield from read_part(work, offer, chunk)
+            yield from task.read_contribution(offer, chunk)
         except LeftBehind:
-            yield from work.member.io.delete(work.key(chunk))
+            yield from task.context.io.delete(task.key(chunk))
             raise
         return
 
 
-def _take(work: MeanTask, chunk: int) -> Steps[bool]:
-    """Take a chunk of the mean from the store to its place, checked on the way; False while there is no good one."""
-    io = work.member.io
-    body = yield from io.open(work.key(chunk))
+def _download(task: MeanTask, chunk: int) -> Steps[bool]:
+    """Read a chunk of the mean from the store into the sink, verified on the way; False while there is no good one."""
+    io = task.context.io
+    body = yield from io.open(task.key(chunk))
     if body is None:
         return False
     began = io.clock.monotonic()
     try:
-        incoming = yield from io.receive(lambda: FrameReader(body, io.clock, kind="mean"))
-        check, parts = work.name(chunk).check(incoming.header, incoming.payload_bytes)
-        is_good = _fits(work, parts, chunk)
+        reader = yield from io.receive(lambda: FrameReader(body, io.clock, kind="mean"))
+        check, parts = task.name(chunk).check(reader.header, reader.payload_bytes)
+        is_good = _matches_offers(task, parts, chunk)
         if is_good:
-            is_good = yield from io.receive(lambda: _place(work, chunk, incoming, check))
-        received = began + incoming.seconds
+            is_good = yield from io.receive(lambda: _write_to_sink(task, chunk, reader, check))
+        received = began + reader.seconds
         io.spend("get", began, received)
         io.spend("reduce", received)
         return is_good
-    except (CorruptUpdate, StoreUnavailable):
+    except (CorruptUpdate, StoreUnavailable) as exc:
+        log.debug("round %d: chunk %d of the mean cannot be read: %s", task.commit.round_no, chunk, exc)
         return False
     finally:
         body.close()
 
 
-def _place(work: MeanTask, chunk: int, incoming: FrameReader, check: str) -> bool:
-    """Put a mean in its place as it arrives; whether it has this checksum. If not, the place is of no use yet."""
-    how = codec(work.member.agreement.mean_codec)
-    start, stop = work.grid.span(chunk)
-    room = work.room(start, stop)
-    if how.payload_is_values and room is not None and not _is_only_copy(work, chunk):
-        one_pass.copy_hashed(incoming, room)
-        return incoming.check == check
-    payload = incoming.whole()
-    if incoming.check != check:
+def _write_to_sink(task: MeanTask, chunk: int, reader: FrameReader, check: str) -> bool:
+    """Write a mean to the sink as it arrives; whether it has this checksum. If not, the sink holds undefined values."""
+    how = codec(task.context.agreement.mean_codec)
+    start, stop = task.grid.span(chunk)
+    out = sink_slice(task.sink, start, stop)
+    # The sink may be the memory of our update. It must not be overwritten unchecked if it is the only copy of our part.
+    ours = task.ours
+    is_only_copy = ours is not None and ours.is_local_only(chunk) and task.participants.owner(chunk) == ours.rank
+    if how.payload_is_values and out is not None and not is_only_copy:
+        one_pass.copy_hashed(reader, out)
+        return reader.check == check
+    payload = reader.whole()
+    if reader.check != check:
         return False
-    if room is None:
-        work.sink.write(start, how.decode(payload, stop - start))
+    if out is None:
+        task.sink.write(start, how.decode(payload, stop - start))
     else:
-        how.decode_into(payload, room)
+        how.decode_into(payload, out)
     return True
 
 
-def _is_only_copy(work: MeanTask, chunk: int) -> bool:
-    """Whether our part of a chunk is nowhere but in our memory, where the mean may have to take its place."""
-    return work.ours is not None and work.ours.is_local_only(chunk) and work.party.owner(chunk) == work.member.rank
-
-
-def _reduce(work: MeanTask, chunk: int) -> Steps[Reduced]:
-    """Average one chunk from its contributions, window by window, in rank order."""
-    member = work.member
-    missing = yield from _left_out(work, chunk)
-    seats = [seat for seat in work.party.seats if seat.rank not in missing]
-    accumulator = Accumulator(work.grid.count(chunk), Coefficients.of([seat.weight for seat in seats]))
-    window = max(1, member.connections - 1)
+def _reduce(task: MeanTask, chunk: int) -> Steps[ReducedChunk]:
+    """Average one chunk from its contributions in rank order, a few contributions at a time."""
+    context = task.context
+    left_out = yield from _left_out(task, chunk)
+    included = [one for one in task.participants if one.rank not in left_out]
+    accumulator = Accumulator(task.grid.count(chunk), Coefficients.of([one.weight for one in included]))
+    window = max(1, context.connections - 1)
     parts: dict[int, str] = {}
-    for first in range(0, len(seats), window):
-        few = seats[first : first + window]
-        children = [contribution_of(work, seat, chunk) for seat in few]
-        found: list[Encoded] = yield Gather(children, 1 if member.is_local_store else window)
-        began = member.io.clock.monotonic()
-        accumulator.add_all(codec(member.agreement.codec), [one.payload for one in found])
-        parts |= {seat.rank: one.check for seat, one in zip(few, found, strict=True)}
-        member.io.spend("reduce", began)
-    reduced = finish(member, accumulator, tuple(parts.get(rank) for rank in work.party.ranks), work.commit.mode)
+    for first in range(0, len(included), window):
+        few = included[first : first + window]
+        children = [task.contribution_of(one.rank, chunk) for one in few]
+        found: list[Encoded] = yield Gather(children, 1 if context.is_local_store else window)
+        began = context.io.clock.monotonic()
+        accumulator.add_all(codec(context.agreement.codec), [one.payload for one in found])
+        parts |= {one.rank: part.check for one, part in zip(few, found, strict=True)}
+        context.io.spend("reduce", began)
+    ordered = tuple(parts.get(rank) for rank in task.participants.ranks)
+    reduced = finish(context, accumulator, ordered, task.commit.mode)
     if not reduced.is_finite:
-        yield from _blame(work, seats, chunk)
+        yield from _raise_not_finite(task, [one.rank for one in included], chunk)
     return reduced
 
 
-def finish(member: RoundContext, accumulator: Accumulator, parts: tuple[str | None, ...], mode: str) -> Reduced:
-    """The mean that every replica applies: rounded by its codec if it is published, unrounded otherwise."""
-    began = member.io.clock.monotonic()
-    values = accumulator.mean()
-    encoded: list[Buffer] = []
-    if mode == "scatter":
-        how = codec(member.agreement.mean_codec)
-        encoded = how.encode(values)
-        values = how.decode(joined(encoded), values.size)
-    done = Reduced(values, encoded, checksum(*encoded) if encoded else "", is_finite(values), parts)
-    member.io.spend("reduce", began)
-    return done
+def _left_out(task: MeanTask, chunk: int) -> Steps[set[int]]:
+    """Ranks whose part of a chunk is lost: they did not upload it, and are not there to average or upload it.
 
-
-def _left_out(work: MeanTask, chunk: int) -> Steps[set[int]]:
-    """Ranks whose part of a chunk cannot be had: they kept it, and are not there to use it or to write it.
-
-    Where every replica is needed for every round, only the owner itself may give its own part up: when it was started
-    again and its update did not come out the same. Elsewhere anybody may, once the others had their time.
+    In a strict run only the owner may leave out its own part: after a restart, when its update is not the same again.
+    Otherwise any replica may leave out a part, once its rank had `patience_s` to upload it.
     """
-    owner, is_strict = work.party.owner(chunk), work.member.quorum.is_strict
+    owner, is_strict = task.participants.owner(chunk), task.context.quorum.is_strict
     found: set[int] = set()
-    for rank in work.party.ranks:
-        offer = yield from offer_of(work, rank)
-        if not offer.is_local_only(chunk) or work.is_ours(offer):
+    for rank in task.participants.ranks:
+        offer = yield from task.offer_of(rank)
+        if not offer.is_local_only(chunk) or task.is_ours(offer):
             continue
         if rank != owner:
-            if not is_strict and not (yield from is_released(work, offer, chunk, work.member.tuning.patience_s)):
+            if not is_strict and not (yield from task.is_uploaded_late(offer, chunk, task.context.tuning.patience_s)):
                 found.add(rank)
-        elif is_strict and owner != work.member.rank:
-            message = f"rank {owner} keeps its part of chunk {chunk}, which only that rank can average"
-            raise CorruptUpdate(message, round_no=work.commit.round_no, rank=owner, check="missing")
+        elif is_strict and owner != task.context.rank:
+            message = f"chunk {chunk} needs the contribution of rank {owner}, which was never uploaded"
+            raise CorruptUpdate(message, round_no=task.commit.round_no, rank=owner, check="missing")
         else:
             found.add(rank)
-    if len(found) == len(work.party.seats):
-        message = f"all who had a part of chunk {chunk} kept it and are gone"
-        raise CorruptUpdate(message, round_no=work.commit.round_no, rank=owner, check="missing")
+    if len(found) == len(task.participants):
+        message = f"no participant uploaded its contribution to chunk {chunk}"
+        raise CorruptUpdate(message, round_no=task.commit.round_no, rank=owner, check="missing")
     return found
 
 
-def _must_release(work: MeanTask, chunk: int) -> bool:
-    """Whether we held back a chunk that turns out to be another's to average."""
-    return work.ours is not None and work.ours.is_local_only(chunk) and work.party.owner(chunk) != work.member.rank
-
-
-def _discard(work: MeanTask, own: Offer) -> Steps[None]:
-    """Every mean is there, so nobody reads our chunks again."""
-    written = [i for i in range(len(work.grid)) if not own.is_local_only(i)]
-    for chunk in written if own.inline is None else []:
-        yield Discard(work.member.keys.update(own.round_no, own.rank, own.incarnation, chunk))
-
-
-def _blame(work: MeanTask, seats: Sequence[Participant], chunk: int) -> Steps[None]:
-    """Find out whose values are not finite, and say so."""
-    count = work.grid.count(chunk)
-    for seat in seats:
-        found = yield from contribution_of(work, seat, chunk)
-        if not is_finite(codec(work.member.agreement.codec).decode(found.payload, count)):
-            message = f"the update of rank {seat.rank} has values that are not finite, in chunk {chunk}"
-            raise CorruptUpdate(message, round_no=work.commit.round_no, rank=seat.rank, check="finite")
-    raise CorruptUpdate(f"the mean overflows in chunk {chunk}", round_no=work.commit.round_no, check="finite")
+def _raise_not_finite(task: MeanTask, ranks: Sequence[int], chunk: int) -> Steps[None]:
+    """Raise `CorruptUpdate` that names the rank whose values are not finite."""
+    count = task.grid.count(chunk)
+    for rank in ranks:
+        found = yield from task.contribution_of(rank, chunk)
+        if not is_finite(codec(task.context.agreement.codec).decode(found.payload, count)):
+            message = f"the update of rank {rank} has values that are not finite, in chunk {chunk}"
+            raise CorruptUpdate(message, round_no=task.commit.round_no, rank=rank, check="finite")
+    raise CorruptUpdate(f"the mean overflows in chunk {chunk}", round_no=task.commit.round_no, check="finite")

@@ -1,4 +1,4 @@
-"""Bulk bytes that are not averaged (initial weights, snapshots), cut into pieces named by the digest of the whole."""
+"""Bulk bytes that are not averaged (initial weights, snapshots), in pieces named by the digest of the whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH = 4
 
 
 def describe(round_no: int, buffers: Sequence[Buffer], piece_bytes: int = PIECE_BYTES) -> Blob:
-    """What the blob of these bytes is called and how its pieces check; nothing is written."""
+    """The digest, size and checksums of the blob of these bytes; nothing is written."""
     parts = pieces(list(buffers))
     table = tuple((sum(map(len, piece)), checksum(*piece)) for piece in _cut(parts, piece_bytes))
     return Blob(round_no, digest(*parts), sum(map(len, parts)), table)
@@ -25,14 +25,14 @@ def describe(round_no: int, buffers: Sequence[Buffer], piece_bytes: int = PIECE_
 def write_blob(
     io: StoreIO, keys: RoundKeys, blob: Blob, buffers: Sequence[Buffer], piece_bytes: int = PIECE_BYTES
 ) -> Steps[None]:
-    """Write the pieces. Equal bytes have equal names, so several writers do no harm."""
+    """Write the pieces. Equal bytes have equal names, so concurrent writers of one blob write the same objects."""
     cut = _cut(pieces(list(buffers)), piece_bytes)
     children = [io.put(keys.blob(blob.round_no, blob.digest, i), piece) for i, piece in enumerate(cut)]
     yield Gather(children, _WIDTH)
 
 
 def read_blob(io: StoreIO, keys: RoundKeys, blob: Blob) -> Steps[bytearray]:
-    """All the bytes, checked piece by piece."""
+    """All bytes, checked piece by piece."""
     whole = bytearray(blob.size_bytes)
     view = memoryview(whole)
     children, start = [], 0
@@ -49,7 +49,7 @@ def delete_blob(io: StoreIO, keys: RoundKeys, blob: Blob) -> Steps[None]:
 
 
 def sections(whole: bytearray, sizes: Sequence[int]) -> list[memoryview]:
-    """The buffers a blob was made of, as views of it."""
+    """The buffers that were written as one blob, as views of it."""
     view, start, found = memoryview(whole), 0, []
     for size in sizes:
         found.append(view[start : start + size])
@@ -71,14 +71,14 @@ def _read_piece(io: StoreIO, key: str, target: memoryview, check: str) -> Steps[
 def _cut(parts: Sequence[memoryview], piece_bytes: int) -> Iterator[list[memoryview]]:
     """The same bytes as lists of views of `piece_bytes` each; the last may be shorter."""
     piece: list[memoryview] = []
-    room = piece_bytes
+    left = piece_bytes
     for part in parts:
         while len(part):
-            piece.append(part[:room])
-            part = part[room:]
-            room -= len(piece[-1])
-            if room == 0:
+            piece.append(part[:left])
+            part = part[left:]
+            left -= len(piece[-1])
+            if left == 0:
                 yield piece
-                piece, room = [], piece_bytes
+                piece, left = [], piece_bytes
     if piece:
         yield piece

@@ -1,4 +1,4 @@
-"""What an update must satisfy before anybody averages it. Pure; every refusal names the rank and the check."""
+"""The checks that an update must pass before it is averaged. Pure; every rejection names the rank and the check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.rounds.records import Offer, Rejection
 from atoll.rounds.tuning import Grid
 
 LEAST_HISTORY = 3
-"""A norm is called an outlier only when this many rounds have shown what is usual."""
+"""A norm can be an outlier only after this many rounds with a norm above 0."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Expected:
 
 
 def rejection(offer: Offer, expected: Expected) -> Rejection | None:
-    """Why this update is not to be averaged, or None."""
+    """Why this update must not be averaged, or None."""
     if offer.withdrawn is not None:
         return Rejection(offer.rank, offer.withdrawn.check, offer.withdrawn.detail)
     if (offer.fragment, offer.layout) != (expected.fragment, expected.layout.hash):
@@ -47,24 +47,24 @@ def rejection(offer: Offer, expected: Expected) -> Rejection | None:
 
 
 def norm_limit(usual_norms: Sequence[float], factor: float | None) -> float:
-    """The norm above which an update is an outlier; infinite while too little is known.
+    """The norm above which an update is an outlier; infinite before `LEAST_HISTORY` rounds.
 
-    Rounds that moved nothing, as in a warm-up from zero, say nothing about what is usual.
+    Rounds of norm 0, as in a warm-up from zero, do not count.
     """
-    telling = [norm for norm in usual_norms if norm > 0]
-    if factor is None or len(telling) < LEAST_HISTORY:
+    nonzero = [norm for norm in usual_norms if norm > 0]
+    if factor is None or len(nonzero) < LEAST_HISTORY:
         return float("inf")
-    return factor * statistics.median(telling)
+    return factor * statistics.median(nonzero)
 
 
-def strays(offers: Mapping[int, Offer]) -> dict[int, Rejection]:
-    """Offers made from another state than most: those replicas have diverged. Ties go to the lowest rank's state."""
-    told = {rank: offer.base for rank, offer in sorted(offers.items()) if offer.base}
-    if len(set(told.values())) <= 1:
+def diverged_offers(offers: Mapping[int, Offer]) -> dict[int, Rejection]:
+    """Rejections of offers made from another state than most. In a tie the state of the lowest rank counts as right."""
+    bases = {rank: offer.base for rank, offer in sorted(offers.items()) if offer.base}
+    if len(set(bases.values())) <= 1:
         return {}
-    common = Counter(told.values()).most_common(1)[0][0]
+    common = Counter(bases.values()).most_common(1)[0][0]
     return {
         rank: Rejection(rank, "base", f"made from state {base[:12]}, the others from {common[:12]}")
-        for rank, base in told.items()
+        for rank, base in bases.items()
         if base != common
     }

@@ -1,8 +1,12 @@
-"""What a replica saw, as JSON lines in the store: bounded segments, each rewritten as it grows and then left alone."""
+"""The events of one process, as JSON lines in the store: bounded segments, each rewritten until it is full.
+
+Every event is also a log record of `atoll.rounds`.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from atoll._time import Clock
@@ -13,11 +17,22 @@ from atoll.rounds.keys import RoundKeys
 SEGMENT_BYTES = 64 << 10
 KEPT_SEGMENTS = 4
 LONG_WAIT_S = 5.0
-"""Who waits longer than this says so in the store."""
+"""A replica that waits longer than this writes a `waiting` event."""
+
+log = logging.getLogger("atoll.rounds")
+_LEVELS = {
+    "update_rejected": logging.WARNING,
+    "snapshot_unreadable": logging.WARNING,
+    "rank_late": logging.INFO,
+    "late": logging.INFO,
+    "waiting": logging.INFO,
+    "left": logging.INFO,
+}
+"""The log level of an event; DEBUG for others."""
 
 
 class EventLog:
-    """Collects events and writes them when asked. Losing the last few in a crash is harmless."""
+    """Collects events until `flush` writes them. A crash may lose the last few, which is harmless."""
 
     def __init__(self, keys: RoundKeys, rank: int, incarnation: int, clock: Clock) -> None:
         self._keys, self._rank, self._incarnation, self._clock = keys, rank, incarnation, clock
@@ -25,13 +40,16 @@ class EventLog:
         self._segment, self._pending = 0, False
 
     def add(self, event: str, round_no: int, **details: Any) -> None:
-        """Note that something happened. `time` is this machine's clock: for people, never for decisions."""
+        """Add an event. Its `time` is this machine's clock: for people to read, never for decisions."""
         line = {"event": event, "round": round_no, "by": self._rank, "time": round(self._clock.time(), 3), **details}
         self._lines.append(json.dumps(line, sort_keys=True).encode() + b"\n")
         self._pending = True
+        log.log(
+            _LEVELS.get(event, logging.DEBUG), "round %d: %s, seen by rank %d: %s", round_no, event, self._rank, details
+        )
 
     def flush(self, io: StoreIO) -> Steps[None]:
-        """Write what is new, and let the oldest segments go."""
+        """Write new events, and delete the oldest segment when there are too many."""
         if not self._pending:
             return
         lines, self._pending = list(self._lines), False  # more may be added while these are written

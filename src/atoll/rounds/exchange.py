@@ -1,107 +1,41 @@
-"""One round from end to end: publish, agree, average, as much of it side by side as can be.
+"""One round from start to end: `exchange` contributes an update and fills a sink with the mean; `replay` only reads.
 
     upload ──> offer ──> offers of the others ──> commit ──> means of the others
-       └─> their chunks as they land ──> our means ──────────┘
+       └─> prefetch: chunks of the others ──> our means ─────┘
 
-Late replicas skip to the average of what was committed.
-
-One replica's part in one round, as far as those who work on it side by side have to know of each other.
+The two lines run concurrently. A replica that comes after the commit skips to the average of what was committed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from atoll.errors import CorruptUpdate, LeftBehind
 from atoll.rounds.agree import agree, read_commit
 from atoll.rounds.average import average
-from atoll.rounds.codecs.base import F32
 from atoll.rounds.context import RoundContext
-from atoll.rounds.contributions import MeanTask, PrefetchedMean
+from atoll.rounds.contributions import MeanTask
 from atoll.rounds.io import Counters, Gather, Steps
 from atoll.rounds.join import check_rank
-from atoll.rounds.layout import Room, Sink, Source, are_separate
+from atoll.rounds.layout import Sink, Source, are_separate
 from atoll.rounds.prefetch import prefetch
-from atoll.rounds.publish import Seen, announce, draft_offer, has_announced, is_inline, upload
+from atoll.rounds.publish import ChunkSummary, announce, draft_offer, has_announced, is_inline, upload
 from atoll.rounds.records import Commit, Offer
 
-
-@dataclass
-class RoundState:
-    """What goes in, what is expected, and what has been found out so far."""
-
-    member: RoundContext
-    round_no: int
-    fragment: int
-    source: Source
-    sink: Sink
-    weight: float
-    base: str
-    is_separate: bool
-    """Whether the sink may be written to while the source is still needed."""
-    is_over: bool = False
-    """It is known who takes part, or that the round failed."""
-    is_again: bool = False
-    """This process has tried the round before, and may have announced another update than this one."""
-    own: Offer | None = None
-    offers: dict[int, Offer] = field(default_factory=dict)
-    commit: Commit | None = None
-    foreseen: dict[int, PrefetchedMean] = field(default_factory=dict)
-    seen: dict[int, Seen] = field(default_factory=dict)
-    """Our own chunks that have been encoded so far."""
-
-    def __post_init__(self) -> None:
-        self.is_again = self.member.memory.announced == self.round_no
-
-    @cached_property
-    def expected(self) -> dict[int, int]:
-        """Rank → incarnation of those who took part last time; empty when there is no telling."""
-        return self.member.memory.expected(self.member.rank, self.member.claim.incarnation)
-
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self.expected))
-
-    @cached_property
-    def mode(self) -> str:
-        return self.member.exchange_mode(self.fragment, len(self.expected))
-
-    @property
-    def is_void(self) -> bool:
-        """Not what was expected was committed, or nothing."""
-        if not self.is_over:
-            return False
-        return self.commit is None or {c.rank: c.incarnation for c in self.commit.contributions} != self.expected
-
-    def room(self, start: int, stop: int) -> F32 | None:
-        """Where the mean of these elements may be made; None if it has to be made elsewhere and copied."""
-        return self._has_room.room(start, stop) if self._has_room is not None else None
-
-    @cached_property
-    def _has_room(self) -> Room | None:
-        return self.sink if self.is_separate and isinstance(self.sink, Room) else None
-
-    @cached_property
-    def is_inline(self) -> bool:
-        return is_inline(self.member, self.fragment)
-
-    @cached_property
-    def draft(self) -> Offer:
-        """Our offer before the update was looked at; it says what is held back."""
-        draft = draft_offer(self.member, self.round_no, self.fragment, self.weight, self.base)
-        is_holding = self.mode == "scatter" and not self.is_inline and self.member.tuning.skip_upload
-        return replace(draft, expected=self.ranks) if self.ranks and is_holding else draft
+log = logging.getLogger("atoll.rounds")
 
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """A round that is over: the mean is in the sink, and this is how it came about."""
+    """A round that is over. The mean is in the sink."""
 
     commit: Commit
     is_included: bool
-    """Whether this replica's update is part of the mean; error feedback subtracts only then."""
+    """Whether this replica's update is part of the mean; only then error feedback subtracts it."""
     counters: Counters
     """Requests, bytes and seconds by phase of this round."""
     seconds: float
@@ -123,99 +57,165 @@ class RoundOutcome:
         return self.commit.weights
 
 
+@dataclass
+class RoundState:
+    """Round state shared by its concurrent tasks: the upload and agreement, and the prefetch."""
+
+    context: RoundContext
+    round_no: int
+    fragment: int
+    source: Source
+    sink: Sink
+    weight: float
+    base: str
+    commit: Commit | None = None
+    is_over: bool = False
+    """Nothing more will be learnt about the commit: it is in `commit`, or the round failed."""
+    encoded: dict[int, ChunkSummary] = field(default_factory=dict)
+    """Our own chunks that have been encoded so far."""
+
+    def __post_init__(self) -> None:
+        self.is_separate = are_separate(self.source, self.sink)
+        """Whether the sink can be written to while the source is still needed."""
+        self.is_retry = self.context.history.announced == self.round_no
+        """This process has tried the round before, and may have announced another update than this one."""
+
+    @cached_property
+    def expected(self) -> dict[int, int]:
+        """Rank → incarnation of the expected participants: those of the last round. Empty when it is uncertain."""
+        return self.context.history.expected_participants(self.context.claim)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The expected ranks."""
+        return tuple(sorted(self.expected))
+
+    @cached_property
+    def mode(self) -> str:
+        """The expected exchange mode."""
+        return self.context.exchange_mode(self.fragment, len(self.expected))
+
+    @property
+    def is_unexpected(self) -> bool:
+        """Whether the round failed or has other participants than expected."""
+        if not self.is_over:
+            return False
+        return self.commit is None or {c.rank: c.incarnation for c in self.commit.contributions} != self.expected
+
+    @cached_property
+    def is_inline(self) -> bool:
+        return is_inline(self.context, self.fragment)
+
+    @cached_property
+    def draft(self) -> Offer:
+        """Our offer before the update is encoded. Its `expected` ranks determine which chunks we do not upload."""
+        draft = draft_offer(self.context, self.round_no, self.fragment, self.weight, self.base)
+        can_skip = self.mode == "scatter" and not self.is_inline and self.context.tuning.skip_upload
+        return replace(draft, expected=self.ranks) if self.ranks and can_skip else draft
+
+
+class _Participation(NamedTuple):
+    digest: str
+    """Of our update."""
+    own: Offer | None
+    """Our offer; None if the round was committed before we announced one."""
+    offers: dict[int, Offer]
+    """The offers seen while waiting for the commit."""
+
+
 def exchange(
-    member: RoundContext, round_no: int, fragment: int, source: Source, weight: float, base: str, sink: Sink
+    context: RoundContext, round_no: int, fragment: int, source: Source, weight: float, base: str, sink: Sink
 ) -> Steps[RoundOutcome]:
     """Contribute `source` to a round and fill `sink` with the mean of what was committed."""
-    before, began = member.io.counted(), member.io.clock.monotonic()
-    turn = RoundState(member, round_no, fragment, source, sink, weight, base, are_separate(source, sink))
-    own_digest, _ = yield Gather([_take_part(turn), prefetch(turn)], 2)
-    commit = turn.commit
+    before, began = context.io.counted(), context.io.clock.monotonic()
+    state = RoundState(context, round_no, fragment, source, sink, weight, base)
+    (digest, own, offers), prefetched = yield Gather([_participate(state), prefetch(state)], 2)
+    commit = state.commit
     assert commit is not None
-    check_belongs(member, commit)
-    work = MeanTask(member, commit, sink, turn.own, own_digest, source, turn.offers, turn.foreseen)
-    yield Gather([average(work), member.events.flush(member.io)], 2)
-    _settle(member, commit)
-    mine = commit.contribution(member.rank)
-    is_included = mine is not None and mine.digest == own_digest
-    return RoundOutcome(commit, is_included, member.io.counted().since(before), member.io.clock.monotonic() - began)
+    check_belongs(context, commit)
+    task = MeanTask(context, commit, sink, own, digest, source, offers, prefetched)
+    yield Gather([average(task), context.events.flush(context.io)], 2)
+    _apply_to_history(context, commit)
+    mine = commit.contribution(context.rank)
+    is_included = mine is not None and mine.digest == digest
+    seconds = context.io.clock.monotonic() - began
+    log.debug("round %d: rank %d has the mean of ranks %s after %.3f s", round_no, context.rank, commit.ranks, seconds)
+    return RoundOutcome(commit, is_included, context.io.counted().since(before), seconds)
 
 
-def _take_part(turn: RoundState) -> Steps[str]:
-    """Publish and agree, or find that the round is over; the digest of our update."""
-    try:
-        offer = yield from _publish(turn)
-        if turn.commit is None:
-            turn.own = yield from announce(turn.member, offer)
-            turn.commit, turn.offers = yield from agree(turn.member, turn.round_no, turn.fragment, turn.own)
-        else:
-            turn.member.events.add("late", turn.round_no, rank=turn.member.rank)
-        turn.member.memory.is_late = turn.own is None
-        return offer.digest
-    finally:
-        turn.is_over = True
+def replay(context: RoundContext, round_no: int, sink_for: Callable[[int], Sink]) -> Steps[RoundOutcome | None]:
+    """Read the mean of a committed round without contributing; None when the round is not committed yet.
 
-
-def _publish(turn: RoundState) -> Steps[Offer]:
-    """Write the update and look whether the round is still to come; for a replica that lags behind, look first."""
-    member, io = turn.member, turn.member.io
-    looks = [_look(turn), check_rank(io, member.keys, member.claim, turn.round_no), io.timeline.flush(io)]
-    if turn.is_again:
-        yield Gather(looks, 3)
-        offer = yield from upload(member, turn.draft, turn.source, is_dry=True)
-        # What a standing offer names must stay as it is, whatever was trained since.
-        if turn.commit is not None or (yield from has_announced(member, offer)):
-            return offer
-    elif not member.memory.is_late:
-        offer, *_ = yield Gather([upload(member, turn.draft, turn.source, seen=turn.seen), *looks], 4)
-        return _as_offer(offer)
-    else:
-        yield Gather(looks, 3)
-    return (yield from upload(member, turn.draft, turn.source, is_dry=turn.commit is not None))
-
-
-def _look(turn: RoundState) -> Steps[None]:
-    """Whether the round is over; also tells how long a small request takes."""
-    asked = turn.member.io.clock.monotonic()
-    turn.commit = yield from read_commit(turn.member, turn.round_no, is_awaited=False)
-    turn.member.memory.trips.append(turn.member.io.clock.monotonic() - asked)
-
-
-def _as_offer(value: object) -> Offer:
-    assert isinstance(value, Offer)
-    return value
-
-
-def replay(member: RoundContext, round_no: int, room: Callable[[int], Sink]) -> Steps[RoundOutcome | None]:
-    """Take in a round that was committed without us; None when it is not committed yet.
-
-    `room` gives the sink for the mean of a fragment; the commit says which fragment that is.
+    `sink_for` gives the sink for the mean of a fragment; the commit says which fragment that is.
     """
-    before, began = member.io.counted(), member.io.clock.monotonic()
-    commit = yield from read_commit(member, round_no)
+    before, began = context.io.counted(), context.io.clock.monotonic()
+    commit = yield from read_commit(context, round_no)
     if commit is None:
         return None
-    check_belongs(member, commit)
-    yield Gather([average(MeanTask(member, commit, room(commit.fragment))), member.events.flush(member.io)], 2)
-    _settle(member, commit)
-    return RoundOutcome(commit, False, member.io.counted().since(before), member.io.clock.monotonic() - began)
+    check_belongs(context, commit)
+    task = MeanTask(context, commit, sink_for(commit.fragment))
+    yield Gather([average(task), context.events.flush(context.io)], 2)
+    _apply_to_history(context, commit)
+    log.debug("round %d: rank %d replayed it", round_no, context.rank)
+    return RoundOutcome(commit, False, context.io.counted().since(before), context.io.clock.monotonic() - began)
 
 
-def check_belongs(member: RoundContext, commit: Commit) -> None:
-    """The commit continues our own history, does not call our state a stray, and has no rejection that must stop us."""
-    if commit.previous != member.previous:
+def check_belongs(context: RoundContext, commit: Commit) -> None:
+    """Raise unless the commit continues our history, accepts our state, and has no rejection that must stop us."""
+    if commit.previous != context.previous:
         message = f"round {commit.round_no} does not continue what this replica has applied"
         raise LeftBehind(message, round_no=commit.round_no, latest=commit.round_no)
-    stray = next((r for r in commit.rejected if r.rank == member.rank and r.check == "base"), None)
-    if stray is not None:
-        message = f"the state of rank {member.rank} differs from the others': {stray.detail}"
-        raise CorruptUpdate(message, round_no=commit.round_no, rank=member.rank, check="base")
-    if commit.rejected and member.quorum.on_rejected == "stop":
+    diverged = next((r for r in commit.rejected if r.rank == context.rank and r.check == "base"), None)
+    if diverged is not None:
+        message = f"the state of rank {context.rank} differs from the others': {diverged.detail}"
+        raise CorruptUpdate(message, round_no=commit.round_no, rank=context.rank, check="base")
+    if commit.rejected and context.quorum.on_rejected == "stop":
         first = commit.rejected[0]
         message = f"round {commit.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
         raise CorruptUpdate(message, round_no=commit.round_no, rank=first.rank, check=first.check)
 
 
-def _settle(member: RoundContext, commit: Commit) -> None:
-    member.memory.learn(commit)
-    member.previous = commit.digest
+def _apply_to_history(context: RoundContext, commit: Commit) -> None:
+    context.history.learn(commit)
+    context.previous = commit.digest
+
+
+def _participate(state: RoundState) -> Steps[_Participation]:
+    """Publish our update and wait for the commit; or find that the round is committed already."""
+    context, own = state.context, None
+    offers: dict[int, Offer] = {}
+    try:
+        offer = yield from _publish(state)
+        if state.commit is None:
+            own = yield from announce(context, offer)
+            state.commit, offers = yield from agree(context, state.round_no, state.fragment, own)
+        else:
+            context.events.add("late", state.round_no, rank=context.rank)
+        context.history.is_late = own is None
+        return _Participation(offer.digest, own, offers)
+    finally:
+        state.is_over = True
+
+
+def _publish(state: RoundState) -> Steps[Offer]:
+    """Upload the update and read the commit; a replica that was late in the last round reads the commit first."""
+    context, io = state.context, state.context.io
+    reads = [_read_commit(state), check_rank(io, context.keys, context.claim, state.round_no), io.timeline.flush(io)]
+    if not state.is_retry and not context.history.is_late:
+        uploading = upload(context, state.draft, state.source, encoded=state.encoded)
+        offer: Offer = (yield Gather([uploading, *reads], 4))[0]
+        return offer
+    yield Gather(reads, 3)
+    if state.is_retry:
+        offer = yield from upload(context, state.draft, state.source, is_dry=True)
+        # The chunks of an announced offer must not change, even if the update was computed anew.
+        if state.commit is not None or (yield from has_announced(context, offer)):
+            return offer
+    return (yield from upload(context, state.draft, state.source, is_dry=state.commit is not None))
+
+
+def _read_commit(state: RoundState) -> Steps[None]:
+    """Find out whether the round is committed, and measure the latency of the store."""
+    asked = state.context.io.clock.monotonic()
+    state.commit = yield from read_commit(state.context, state.round_no, is_awaited=False)
+    state.context.history.latencies.append(state.context.io.clock.monotonic() - asked)

@@ -1,17 +1,14 @@
-"""Requests as the protocol makes them: counted, tried again while the store is unavailable, and checked when read.
+"""Store requests of the rounds: steps yield them as values, a driver performs them.
 
-The protocol asks, a driver answers: every store request of a round is a value yielded by a generator.
-
-So the protocol is plain code without threads, clocks or sockets, and a test can run many replicas in one thread,
-switching between any two requests. That includes reading an object piece by piece: `Open` begins it, and only the
-driver, with `Read`, takes bytes from what was opened. `drive` is the driver for real life; tests have their own.
-A request that fails raises at its `yield`.
-
-The driver for real life: answers a protocol's requests with a store, a clock and a few threads.
+The steps of a round are generators without threads, clocks or sockets, so a test can run many replicas in one thread
+and switch between any two requests. Reading an object piece by piece is a request too: `Open` begins it, and `Read`
+takes bytes. A request that fails raises at its `yield`. `ThreadedDriver` runs steps with a store, a clock and a few
+threads; tests have their own driver. `StoreIO` is what steps use: it counts, retries and checks requests.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections import Counter
@@ -27,6 +24,8 @@ from atoll.rounds.timeline import Timeline
 from atoll.stores.base import Buffer, Data, Store
 from atoll.stores.fast import Body, open_body, recycles, size_of
 
+log = logging.getLogger("atoll.rounds")
+
 T = TypeVar("T")
 
 
@@ -39,17 +38,17 @@ class Get:
 
 @dataclass(frozen=True)
 class Open:
-    """Answered with the object's `Body`. The protocol closes it; only a `Read` takes bytes from it."""
+    """Answered with the object's `Body`. The steps close it; only a `Read` takes bytes from it."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class Read:
-    """Take bytes from opened objects: answered with what `take` returns.
+    """Read from opened objects: answered with the result of `take`.
 
-    `take` reads no less than the front of a frame or the payloads of a chunk, so that compiled code can read, check
-    and add them up in one call.
+    `take` reads at least the front of a frame or all payloads of a chunk, so that compiled code can read, check and
+    add them up in one call.
     """
 
     take: Callable[[], Any]
@@ -81,7 +80,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Discard:
-    """Nobody needs this object any more: a store that can use its space again takes it, others do nothing."""
+    """No replica needs this object any more: a store that can recycle its space deletes it, others do nothing."""
 
     key: str
 
@@ -93,7 +92,7 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Gather:
-    """Run the children side by side, at most `width` at once; answered with their results, in order.
+    """Run the children concurrently, at most `width` at once; answered with their results, in order.
 
     The first error of a child is raised here, after every child has ended.
     """
@@ -105,15 +104,14 @@ class Gather:
 Request: TypeAlias = Get | Open | Read | Put | Create | List | Delete | Discard
 Op: TypeAlias = Request | Sleep | Gather
 Steps: TypeAlias = Generator[Op, Any, T]
-"""A piece of protocol that ends with a T."""
+"""A generator that yields requests and returns a T."""
 
-
-_MANY = 1024
-"""Threads start only when they are needed, so this is no cost."""
+_MOST_THREADS = 1024
+"""Threads start only when they are needed, so a high limit costs nothing."""
 
 
 def answer(store: Store, request: Request) -> Any:
-    """Do one request."""
+    """Perform one request."""
     match request:
         case Get(key):
             return store.get(key)
@@ -133,12 +131,12 @@ def answer(store: Store, request: Request) -> Any:
             return store.delete(key) if recycles(store) else None
 
 
-class _GivenUp(Exception):
-    """Nobody wants to know any more what comes of this."""
+class _Interrupted(Exception):
+    """The caller was interrupted, so its helper threads stop before their next request."""
 
 
 class _GatherState:
-    """The children of one `Gather`: who is next, what came of them, and whether one has failed."""
+    """The children of one `Gather`: the next one to run, the results, and the errors."""
 
     def __init__(self, children: Sequence[Steps[Any]]) -> None:
         self.children = children
@@ -147,15 +145,15 @@ class _GatherState:
         self._errors: dict[int, BaseException] = {}
 
     def take(self) -> int | None:
-        """The number of a child nobody has taken; None when there is none, or there is no point any more."""
-        number = next(self._next)  # one step, also between threads
+        """The number of the next child to run; None when there is none left, or one has failed."""
+        number = next(self._next)  # atomic, so threads can share it
         return number if number < len(self.children) and not self._errors else None
 
     def fail(self, number: int, error: BaseException) -> None:
         self._errors[number] = error
 
     def results(self) -> list[Any]:
-        """In order; the first error is raised instead, and children that never began are closed."""
+        """The results in order. If a child failed, closes the others and raises the first error."""
         if self._errors:
             for child in self.children:
                 child.close()
@@ -164,31 +162,31 @@ class _GatherState:
 
 
 class ThreadedDriver:
-    """Runs protocols to their end, blocking; several threads may each run one.
+    """Runs steps to their end, blocking; several threads may each run some.
 
-    One pool for each depth of gathering, and none with a limit that could be reached: a child that waits for others
-    must never keep the thread that one of them needs. How much goes on at once is the protocol's own choice.
+    Each depth of `Gather` has its own pool, whose limit is never reached: otherwise a child that waits for its own
+    children could hold the thread that one of them needs. The `width` of a `Gather` limits the concurrency.
 
-    Whoever is interrupted (Ctrl-C, SIGTERM) does not wait for its helpers. They give up before their next request.
+    An interrupted call (Ctrl-C, SIGTERM) does not wait for its helper threads. They stop before their next request.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._pools: list[ThreadPoolExecutor] = []
         self._lock = threading.Lock()
-        self._is_given_up = False
-        self._left: list[Future[None]] = []
-        """Helpers of those who were interrupted."""
+        self._is_interrupted = False
+        self._stopping: list[Future[None]] = []
+        """Helpers of interrupted calls."""
 
     def __call__(self, steps: Steps[T]) -> T:
-        if self._is_given_up:
-            wait(self._left)
-            self._left.clear()
-            self._is_given_up = False
+        if self._is_interrupted:
+            wait(self._stopping)
+            self._stopping.clear()
+            self._is_interrupted = False
         return self._run(steps, depth=0)
 
     def close(self) -> None:
-        self._is_given_up = True
+        self._is_interrupted = True
         for pool in self._pools:
             pool.shutdown(wait=True, cancel_futures=True)
         self._pools.clear()
@@ -203,14 +201,14 @@ class ThreadedDriver:
                 return result
             try:
                 reply = self._reply(op, depth)
-            except BaseException as exc:  # noqa: BLE001 - the protocol decides what an error means
+            except BaseException as exc:  # noqa: BLE001 - the steps decide what an error means
                 give = _thrower(steps, exc)
             else:
                 give = _sender(steps, reply)
 
     def _reply(self, op: Op, depth: int) -> Any:
-        if self._is_given_up:
-            raise _GivenUp
+        if self._is_interrupted:
+            raise _Interrupted
         if isinstance(op, Sleep):
             return self._clock.sleep(op.seconds)
         if isinstance(op, Gather):
@@ -218,31 +216,31 @@ class ThreadedDriver:
         return answer(self._store, op)
 
     def _gather(self, op: Gather, depth: int) -> list[Any]:
-        """Some workers take child after child; the calling thread is one of them, so that few are woken up."""
-        crowd = _GatherState(op.children)
+        """Several threads run child after child. The calling thread is one of them, so that fewer threads are woken."""
+        gathered = _GatherState(op.children)
         helpers = min(op.width, len(op.children)) - 1
-        others = [self._pool(depth).submit(self._work, crowd, depth) for _ in range(helpers)]
+        others = [self._pool(depth).submit(self._work, gathered, depth) for _ in range(helpers)]
         try:
-            self._work(crowd, depth)
+            self._work(gathered, depth)
             for other in others:
                 other.result()
         except BaseException:
-            self._is_given_up = True
-            self._left += others
+            self._is_interrupted = True
+            self._stopping += others
             raise
-        return crowd.results()
+        return gathered.results()
 
-    def _work(self, crowd: _GatherState, depth: int) -> None:
-        while (number := crowd.take()) is not None:
+    def _work(self, gathered: _GatherState, depth: int) -> None:
+        while (number := gathered.take()) is not None:
             try:
-                crowd.answers[number] = self._run(crowd.children[number], depth + 1)
-            except Exception as exc:  # noqa: BLE001 - raised by whoever gathers
-                crowd.fail(number, exc)
+                gathered.answers[number] = self._run(gathered.children[number], depth + 1)
+            except Exception as exc:  # noqa: BLE001 - raised by `results`
+                gathered.fail(number, exc)
 
     def _pool(self, depth: int) -> ThreadPoolExecutor:
         with self._lock:
             while len(self._pools) <= depth:
-                self._pools.append(ThreadPoolExecutor(_MANY, thread_name_prefix="atoll-round"))
+                self._pools.append(ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="atoll-round"))
             return self._pools[depth]
 
 
@@ -255,20 +253,21 @@ def _thrower(steps: Steps[Any], exc: BaseException) -> Callable[[], Op]:
 
 
 LEAST_PAUSE_S = 0.001
+"""Every pause is this long, so that a test clock always moves."""
 
 
 @dataclass
 class Counters:
-    """What a replica asked of the store: requests by verb, bytes each way, and seconds by phase."""
+    """Store requests of a replica by verb, bytes in each direction, and seconds by phase."""
 
     requests: Counter[str] = field(default_factory=Counter)
     misses: int = 0
-    """GETs of keys that were not there yet."""
+    """GETs of keys that did not exist yet."""
     retries: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """By phase: encode, put, wait, get, reduce. Phases that ran side by side are summed."""
+    """By phase: encode, put, wait, get, reduce. Concurrent phases are summed."""
 
     def since(self, earlier: Counters) -> Counters:
         """The difference to an earlier copy."""
@@ -290,7 +289,7 @@ _PHASES = {"get": "get", "list": "wait", "put": "put", "create": "put", "delete"
 
 
 class StoreIO:
-    """The store as generators. Shared by the children of a `Gather`, so counting is locked."""
+    """The store as steps: counted, retried while the store is unavailable, and checked when read. Thread-safe."""
 
     def __init__(self, clock: Clock, rng: random.Random, *, retry_s: float = 120.0, reread: int = 6) -> None:
         self.clock, self.rng = clock, rng
@@ -299,10 +298,10 @@ class StoreIO:
         self._lock = threading.Lock()
         self.timeline = Timeline(clock, self)
         self.is_cut_off = False
-        """Whether the store was unavailable when it was last asked."""
+        """Whether the last request found the store unavailable."""
 
     def counted(self) -> Counters:
-        """A copy of the counters, also while requests are under way."""
+        """A copy of the counters. Can be called while requests run."""
         with self._lock:
             return self.counters.copy()
 
@@ -313,7 +312,7 @@ class StoreIO:
         return data
 
     def probe(self, key: str, *, is_awaited: bool = True) -> Steps[Buffer | None]:
-        """The object, or None while there is none. Unless it is awaited, finding none is no miss: it is good news."""
+        """The object, or None if it does not exist; that counts as a miss if the object `is_awaited`."""
         try:
             return (yield from self.get(key))
         except KeyNotFound:
@@ -322,7 +321,7 @@ class StoreIO:
             return None
 
     def open(self, key: str) -> Steps[Body | None]:
-        """The object, to be read with `receive`; None while there is none. What fails on the way is not tried again."""
+        """The object, to be read with `receive`; None if it does not exist. A failed read is not retried."""
         try:
             body: Body = yield from self._ask(Open(key))
         except KeyNotFound:
@@ -334,7 +333,7 @@ class StoreIO:
         return body
 
     def receive(self, take: Callable[[], T]) -> Steps[T]:
-        """What `take` makes of bytes that it reads from opened objects. An error is not tried again."""
+        """The result of `take`, which reads from opened objects. An error is not retried."""
         taken: T = yield Read(take)
         return taken
 
@@ -343,7 +342,7 @@ class StoreIO:
         self._count_up(data)
 
     def create(self, key: str, data: Data) -> Steps[bool]:
-        """Whether the key was free. After an error on the way False may still mean that our own write won."""
+        """Whether the key was free. After a retry, False can also mean that our own first attempt had succeeded."""
         try:
             yield from self._ask(Create(key, data))
         except KeyExists:
@@ -360,9 +359,9 @@ class StoreIO:
         yield from self._ask(Delete(key))
 
     def read(self, key: str, parse: Callable[[Buffer], T], *, is_promised: bool = False) -> Steps[T]:
-        """The object, parsed and checked. What fails a check is read again before the failure is believed.
+        """The object, parsed and checked. An object that fails its check is read again, up to `reread` times.
 
-        `is_promised`: another object says that this one is there, so its absence is doubted in the same way.
+        `is_promised`: another object says that this one exists, so a missing object is read again too.
         """
         pauses = backoff(0.1, factor=2.0, cap_s=2.0, jitter=0.25, rng=self.rng)
         for left in reversed(range(self._reread)):
@@ -379,7 +378,7 @@ class StoreIO:
         raise AssertionError("unreachable")
 
     def sleep(self, seconds: float) -> Steps[None]:
-        """Wait; counted as waiting. Never so short that a clock might not move."""
+        """Pause, counted as phase `wait`. The timeline may use the pause for its own upload."""
         asked = self.clock.monotonic()
         yield from self.timeline.use_pause(self)
         began = self.clock.monotonic()
@@ -387,7 +386,7 @@ class StoreIO:
         self.spend("wait", began)
 
     def spend(self, phase: str, began: float, ended: float | None = None) -> None:
-        """A phase that began then (by the clock's `monotonic`) has ended, now if nothing else is said."""
+        """Count a phase that began and ended at these times of `clock.monotonic`; it ended now if `ended` is None."""
         ended = self.clock.monotonic() if ended is None else ended
         with self._lock:
             self.counters.seconds[phase] = self.counters.seconds.get(phase, 0.0) + ended - began
@@ -404,7 +403,7 @@ class StoreIO:
                 reply = yield request
                 break
             except KeyNotFound:
-                self.spend("wait", began)  # it was asked for too early
+                self.spend("wait", began)  # the object does not exist yet
                 raise
             except KeyExists:
                 self.spend(_PHASES[verb], began)
@@ -412,10 +411,11 @@ class StoreIO:
             except StoreUnavailable as exc:
                 self.is_cut_off = True
                 if self.clock.monotonic() - began >= self._retry_s:
-                    exc.message = f"{exc.message}; asked again for {self._retry_s:g} s, which is `Tuning(retry_s=…)`"
+                    exc.message = f"{exc.message}; retried for {self._retry_s:g} s, the value of `Tuning(retry_s=…)`"
                     raise
                 with self._lock:
                     self.counters.retries += 1
+                log.debug("store unavailable, %s is retried: %s", verb, exc)
             yield Sleep(next(pauses))
         self.is_cut_off = False
         self.spend(_PHASES[verb], began)

@@ -1,15 +1,15 @@
-"""Before step 1: all replicas agree on layout, settings and initial weights, or say clearly why they cannot.
+"""Joining a run: a replica agrees on layout, settings and initial weights (`begin`), then claims its rank.
 
-The first writer's weights stand and everyone loads them, so differing seeds cannot make replicas differ.
+The weights of the first writer count and every replica loads them, so different seeds cannot make replicas differ.
 
-Who plays a rank: claims are numbered, and only the newest incarnation of a rank counts.
-
-A process that was restarted takes the next number, which fences the one before: a zombie sees it before it publishes,
-and a commit is made only of offers whose incarnation was still the newest when the claims were read after them.
+Claims of a rank are numbered by incarnation, and only the newest counts. A restarted process takes the next number,
+which fences the one before: that process reads the claim before it publishes, and a commit contains only offers whose
+incarnation was the newest when the claims were read after them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,13 @@ from atoll.rounds.records import Agreement, Blob, Claim
 from atoll.rounds.tuning import CLOSE_S, Tuning, good_chunk
 from atoll.stores.base import Buffer
 
-_LOOKS = 6
+log = logging.getLogger("atoll.rounds")
+
+ANY_CHUNK = 0
+"""As `wanted.chunk`: accept the agreed chunk size, or choose one."""
+NO_BLOB = Blob(0, "0" * 32, 0, ())
+"""As `wanted.initial`, until `begin` has hashed the weights."""
+_TRIES = 6
 
 
 @dataclass(frozen=True)
@@ -45,28 +51,30 @@ def latest_claims(io: StoreIO, keys: RoundKeys) -> Steps[Mapping[int, LatestClai
 
 
 def take_rank(io: StoreIO, keys: RoundKeys, rank: int, attempt: int, token: str) -> Steps[Claim]:
-    """Claim a rank with the next incarnation. A later attempt that came first means `Fenced`."""
-    looks = 0
+    """Claim a rank with the next incarnation. Raises `Fenced` if a later attempt holds it."""
+    tries = 0
     while True:
         newest = (yield from latest_claims(io, keys)).get(rank)
-        looks += 1
+        tries += 1
         if newest is not None:
             try:
                 holder = yield from _holder(io, keys, rank, newest.incarnation)
             except KeyNotFound:
-                # The LIST was spoilt on its way: a claim is never deleted. Skipping a number would leave a zombie
-                # unfenced, for it looks only at the number after its own.
-                if looks >= _LOOKS:
+                # The LIST was wrong, because claims are never deleted. Skipping a number would leave an old process
+                # unfenced, because it reads only the claim after its own.
+                if tries >= _TRIES:
                     raise
                 continue
             if holder is not None and holder.token == token:
                 return holder
             if holder is not None and holder.attempt > attempt:
-                message = f"attempt {attempt} of rank {rank} comes after attempt {holder.attempt} took over"
-                raise Fenced(message, hint="to start it anew on purpose, give it a higher attempt number")
+                message = (
+                    f"attempt {attempt} of rank {rank} is older than attempt {holder.attempt}, which holds the rank"
+                )
+                raise Fenced(message, hint="to restart the rank on purpose, use a higher attempt number")
         claim = Claim(rank, 0 if newest is None else newest.incarnation + 1, attempt, token)
         yield from io.create(keys.claim(rank, claim.incarnation), claim.seal())
-        # Read back: an answer may have been lost, and an equal number may be somebody else's.
+        # Read it back: the answer may have been lost, and another process may have created the same number.
         if (yield from _holder(io, keys, rank, claim.incarnation)) == claim:
             return claim
 
@@ -79,16 +87,16 @@ def check_rank(io: StoreIO, keys: RoundKeys, claim: Claim, round_no: int = -1) -
 
 def fenced(claim: Claim, round_no: int = -1) -> Fenced:
     message = f"another process has taken over rank {claim.rank} (incarnation {claim.incarnation} is not the newest)"
-    return Fenced(message, round_no=round_no, reason="replaced", hint="end this process; the other one goes on")
+    return Fenced(message, round_no=round_no, reason="replaced", hint="end this process; the other one continues")
 
 
 def leave(io: StoreIO, keys: RoundKeys, claim: Claim) -> Steps[None]:
-    """Say that this process takes part no more."""
+    """Record that this process has left the run."""
     yield from io.create(keys.departure(claim.rank, claim.incarnation), claim.seal())
 
 
 def _holder(io: StoreIO, keys: RoundKeys, rank: int, incarnation: int) -> Steps[Claim | None]:
-    """The claim as written, or None when it cannot be read; the next number is then simply taken."""
+    """The claim as written, or None when it is damaged; the caller then takes the next number."""
     try:
         return (yield from io.read(keys.claim(rank, incarnation), Claim.open))
     except CorruptUpdate:
@@ -97,7 +105,7 @@ def _holder(io: StoreIO, keys: RoundKeys, rank: int, incarnation: int) -> Steps[
 
 @dataclass(frozen=True)
 class Start:
-    """The agreed beginning: the record, and the initial buffers, one for each tensor, in layout order."""
+    """The agreement, and the agreed initial buffers, one for each tensor, in layout order."""
 
     agreement: Agreement
     initial: list[Buffer]
@@ -106,16 +114,17 @@ class Start:
 def begin(
     io: StoreIO, keys: RoundKeys, wanted: Agreement, initial: Sequence[Buffer], rank: int, tuning: Tuning
 ) -> Steps[Start]:
-    """Propose `wanted` with these weights, or adopt what is there. `wanted.initial` is filled in here."""
+    """Create the agreement `wanted` with these weights, or adopt the stored one. `wanted.initial` is filled in here."""
     check_sizes(wanted, initial)
     wanted = replace(wanted, initial=blobs.describe(0, initial))
     agreement = yield from _await_first(io, keys, rank, tuning)
     if agreement is None:
         chunk = wanted.chunk or (yield from _good_chunk(io, keys, wanted))
         yield from blobs.write_blob(io, keys, wanted.initial, initial)
-        # Another may propose at the same moment, and another size: who wanted any takes the one that stands.
+        # Another replica may create it first, with another chunk size, so the stored agreement is read back.
         yield from io.create(keys.agreement(), replace(wanted, chunk=chunk).seal())
         agreement = yield from io.read(keys.agreement(), Agreement.open)
+        log.debug("run %s: rank %d proposed the agreement; the chunk size is %d", wanted.run_id, rank, agreement.chunk)
     refuse_differences(agreement, wanted, rank)
     if agreement.initial.digest == wanted.initial.digest:
         return Start(agreement, list(initial))
@@ -134,7 +143,7 @@ def tensor_bytes(agreement: Agreement) -> list[int]:
 
 
 def check_sizes(wanted: Agreement, initial: Sequence[Buffer]) -> None:
-    """The buffers are the tensors of the layout, in order."""
+    """Raise `InvalidSpec` unless the buffers have the sizes of the tensors, in order."""
     found = [memoryview(buffer).nbytes for buffer in initial]
     if found != tensor_bytes(wanted):
         tensors = [tensor for layout in wanted.layouts for tensor in layout.tensors]
@@ -147,11 +156,11 @@ def check_sizes(wanted: Agreement, initial: Sequence[Buffer]) -> None:
 
 
 def refuse_differences(agreed: Agreement, wanted: Agreement, rank: int) -> None:
-    """Raise `Conflict` with every difference that would keep this replica from training the same model."""
+    """Raise `Conflict` with every difference between this replica and the agreement."""
     names = ("run_id", "codec", "mean_codec", *(("chunk",) if wanted.chunk != ANY_CHUNK else ()))
     agreed_values = {name: getattr(agreed, name) for name in names}
     wanted_values = {name: getattr(wanted, name) for name in agreed_values}
-    if rank < agreed.world_size:  # a rank beyond it is one that joined later
+    if rank < agreed.world_size:  # a higher rank joined later
         agreed_values["world_size"], wanted_values["world_size"] = agreed.world_size, wanted.world_size
     agreed_values |= _flat(agreed.settings)
     wanted_values |= _flat(wanted.settings)
@@ -168,14 +177,14 @@ def refuse_differences(agreed: Agreement, wanted: Agreement, rank: int) -> None:
         raise Conflict(
             agreed.run_id,
             lines,
-            what=f"rank {rank} cannot join run `{agreed.run_id}`: it was made otherwise than what was agreed there",
-            hint="every replica must build the same model with the same settings, and one that comes back the same as "
-            "before; to change them, start a run with another id",
+            what=f"rank {rank} cannot join run `{agreed.run_id}`: it differs from the agreement of the run",
+            hint="every replica must build the same model with the same settings, also after a restart; "
+            "to change them, start a run with another id",
         )
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """`{"outer": {"lr": 1}}` as `{"outer.lr": 1}`, so that a difference shows what differs and nothing else."""
+    """`{"outer": {"lr": 1}}` as `{"outer.lr": 1}`, so that a difference names one setting."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= _flat(value, f"{above}{name}.") if value and isinstance(value, Mapping) else {above + name: value}
@@ -183,7 +192,7 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _await_first(io: StoreIO, keys: RoundKeys, rank: int, tuning: Tuning) -> Steps[Agreement | None]:
-    """The agreement; or None when it is on us to write it: at once for rank 0, after a while for the others."""
+    """The stored agreement; None when this rank must create it: rank 0 at once, others after `init_patience_s`."""
     began = io.clock.monotonic()
     pause = tuning.poll_first_s
     while True:
@@ -194,22 +203,16 @@ def _await_first(io: StoreIO, keys: RoundKeys, rank: int, tuning: Tuning) -> Ste
         pause = min(tuning.poll_cap_s, 1.5 * pause)
 
 
-def _trip(io: StoreIO, keys: RoundKeys) -> Steps[float]:
-    """How long one small request takes."""
+def _measure_latency(io: StoreIO, keys: RoundKeys) -> Steps[float]:
+    """Seconds that one small request takes."""
     asked = io.clock.monotonic()
     yield from io.probe(keys.agreement())
     return io.clock.monotonic() - asked
 
 
 def _good_chunk(io: StoreIO, keys: RoundKeys, wanted: Agreement) -> Steps[int]:
-    """From the size of what is averaged, and the distance to the store."""
-    trip_s = yield from _trip(io, keys)
-    if trip_s >= CLOSE_S:
-        trip_s = min(trip_s, (yield from _trip(io, keys)))  # a busy machine may have kept the first one waiting
-    return good_chunk(trip_s, max((layout.size for layout in wanted.layouts), default=0), wanted.world_size)
-
-
-ANY_CHUNK = 0
-"""Stands in `wanted.chunk` for whatever was agreed, or will be chosen."""
-NO_BLOB = Blob(0, "0" * 32, 0, ())
-"""Stands in `wanted.initial` until the weights have been looked at."""
+    """The chunk size for the largest fragment and the latency of the store."""
+    latency_s = yield from _measure_latency(io, keys)
+    if latency_s >= CLOSE_S:
+        latency_s = min(latency_s, (yield from _measure_latency(io, keys)))  # a busy machine may have delayed the first
+    return good_chunk(latency_s, max((layout.size for layout in wanted.layouts), default=0), wanted.world_size)

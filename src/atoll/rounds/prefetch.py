@@ -1,12 +1,13 @@
-"""Averaging while the round is still being agreed: others' chunks are read as they land, and their mean published.
+"""Averaging before the commit: a replica reads the others' chunks as they are uploaded, and publishes their mean.
 
-Everybody expects the ranks of the last round to take part again, and knows which chunks would be whose. If that is what
-is committed, most of the work is done by then, and uploads and downloads have gone on side by side. If not, nothing
-is lost but the effort: a mean names the party it was made of.
+Every replica expects the participants of the last round again, so it knows which chunks it will own. If the commit
+names those participants, most of the averaging is done by then, and uploads and downloads have overlapped. If not,
+the means are not used: a mean is stored under the id of its participants.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +16,10 @@ import numpy as np
 
 from atoll.errors import CorruptUpdate, StoreError
 from atoll.rounds import one_pass
-from atoll.rounds.average import Reduced, finish
+from atoll.rounds.average import ReducedChunk, finish
 from atoll.rounds.chunks import check_update, reported, update_header
 from atoll.rounds.codecs.base import F32, as_bytes, codec
-from atoll.rounds.contributions import Participant, Participants, PrefetchedMean, joined, mean_name
+from atoll.rounds.contributions import Participant, Participants, PrefetchedMean, joined, mean_name, sink_slice
 from atoll.rounds.frames import FrameReader, checksum
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.records import text
@@ -28,8 +29,10 @@ from atoll.stores.base import Buffer
 if TYPE_CHECKING:
     from atoll.rounds.exchange import RoundState
 
+log = logging.getLogger("atoll.rounds")
+
 _SAFE_NORM = 1e38
-"""No value is larger than its norm, so sums below this are within float32."""
+"""No value exceeds the norm of its vector, so a sum of norms below this fits float32."""
 
 
 class _ChunkSource(NamedTuple):
@@ -37,38 +40,41 @@ class _ChunkSource(NamedTuple):
 
     payload: Buffer | FrameReader
     check: str
-    """XXH3-64 of the payload as its writer says; empty for our own."""
+    """XXH3-64 of the payload according to its header; empty for our own part."""
     weight: float
     norm: float
 
 
-def prefetch(turn: RoundState) -> Steps[None]:
-    """Average what will be ours if everybody takes part, until it is known who does."""
-    member, expected = turn.member, turn.expected
-    if not expected or turn.is_inline or turn.is_again:
-        return
-    chunks = range(len(member.grid(turn.fragment)))
-    mine = [i for i in chunks if turn.mode == "whole" or turn.ranks[i % len(expected)] == member.rank]
-    if not turn.is_separate:  # the mean will take the place of the update, which may yet be needed: keep it aside
-        mine = mine[: max(1, member.connections // 2)]
-    # Until the others are there, only the first chunk is asked for; the rest does not wait for it to be published.
-    if mine and (first := (yield from _await_parts(turn, mine[0]))) is not None:
-        yield Gather(
-            [_average(turn, mine[0], first), *(_foresee(turn, i) for i in mine[1:])], member.side_by_side(len(expected))
-        )
+def prefetch(state: RoundState) -> Steps[dict[int, PrefetchedMean]]:
+    """Average the chunks that we will own if the participants are the expected ones, until the commit is known."""
+    context, expected = state.context, state.expected
+    if not expected or state.is_inline or state.is_retry:
+        return {}
+    chunks = range(len(context.grid(state.fragment)))
+    mine = [i for i in chunks if state.mode == "whole" or state.ranks[i % len(expected)] == context.rank]
+    if (
+        not state.is_separate
+    ):  # the means are kept in new memory until the update is no longer needed: limit their number
+        mine = mine[: max(1, context.connections // 2)]
+    # Only the first chunk is polled for until the others have uploaded theirs.
+    if not mine or (first := (yield from _await_parts(state, mine[0]))) is None:
+        return {}
+    children = [_average(state, mine[0], first), *(_await_and_average(state, i) for i in mine[1:])]
+    found: list[PrefetchedMean | None] = yield Gather(children, context.chunk_width(len(expected)))
+    means = {chunk: mean for chunk, mean in zip(mine, found, strict=True) if mean is not None}
+    log.debug("round %d: rank %d prefetched %d of %d means", state.round_no, context.rank, len(means), len(mine))
+    return means
 
 
-def _foresee(turn: RoundState, chunk: int) -> Steps[None]:
-    """Average one chunk, unless the round is agreed before everything for it is there."""
-    parts = yield from _await_parts(turn, chunk)
-    if parts is not None:
-        yield from _average(turn, chunk, parts)
+def _await_and_average(state: RoundState, chunk: int) -> Steps[PrefetchedMean | None]:
+    parts = yield from _await_parts(state, chunk)
+    return None if parts is None else (yield from _average(state, chunk, parts))
 
 
-def _await_parts(turn: RoundState, chunk: int) -> Steps[list[_ChunkSource] | None]:
-    """Everybody's part of a chunk; None when the round is agreed before they are there."""
-    children = [_await_part(turn, rank, chunk) for rank in turn.ranks]
-    found: list[_ChunkSource | None] = yield Gather(children, 1 if turn.member.is_local_store else len(children))
+def _await_parts(state: RoundState, chunk: int) -> Steps[list[_ChunkSource] | None]:
+    """Every participant's part of a chunk; None if the round is decided otherwise before they are there."""
+    children = [_await_part(state, rank, chunk) for rank in state.ranks]
+    found: list[_ChunkSource | None] = yield Gather(children, 1 if state.context.is_local_store else len(children))
     parts = [part for part in found if part is not None]
     if len(parts) == len(found) and all(part.weight > 0 for part in parts):
         return parts
@@ -76,43 +82,79 @@ def _await_parts(turn: RoundState, chunk: int) -> Steps[list[_ChunkSource] | Non
     return None
 
 
-def _average(turn: RoundState, chunk: int, parts: list[_ChunkSource]) -> Steps[None]:
-    """Average a chunk while it arrives, and publish it if it is to be published."""
-    member = turn.member
-    seats = zip(turn.ranks, parts, strict=True)
-    party = Participants(tuple(Participant(rank, turn.expected[rank], part.weight) for rank, part in seats))
-    start, stop = member.grid(turn.fragment).span(chunk)
-    room = turn.room(start, stop)
-    out = np.empty(stop - start, np.float32) if room is None else room
-    began = member.io.clock.monotonic()
+def _await_part(state: RoundState, rank: int, chunk: int) -> Steps[_ChunkSource | None]:
+    """A rank's part of a chunk, opened but not read; None once the round turns out to be unexpected."""
+    context, grid = state.context, state.context.grid(state.fragment)
+    if rank == context.rank:
+        values = state.source.read(*grid.span(chunk))
+        norm = state.encoded[chunk].norm if chunk in state.encoded else math.inf
+        return _ChunkSource(joined(codec(state.draft.codec).encode(values)), "", state.weight, norm)
+    header = update_header(state.draft, grid, chunk)
+    header |= {"rank": rank, "incarnation": state.expected[rank]}
+    del header["attempt"], header["weight"]
+    key = context.keys.update(state.round_no, rank, state.expected[rank], chunk)
+    pauses = context.pauses()
+    while not state.is_unexpected:
+        must_exist = state.is_over  # a committed update was announced, and its chunks were uploaded before that
+        body = yield from context.io.open(key)
+        if body is not None:
+            try:
+                reader = yield from context.io.receive(partial(FrameReader, body, context.io.clock, kind="update"))
+                return _checked(reader, header)
+            except BaseException as exc:
+                body.close()
+                if not isinstance(exc, CorruptUpdate | StoreError):
+                    raise
+        if must_exist:
+            break  # damaged or missing: fall back to the checked path of `average`
+        yield from context.io.sleep(next(pauses))
+    return None
+
+
+def _checked(reader: FrameReader, header: dict[str, Any]) -> _ChunkSource:
+    check_update(reader.header, reader.payload_bytes, header)
+    return _ChunkSource(reader, text(reader.header.get("xxh3")), *reported(reader.header))
+
+
+def _average(state: RoundState, chunk: int, parts: list[_ChunkSource]) -> Steps[PrefetchedMean | None]:
+    """Average a chunk while it is downloaded, and publish the mean in mode `scatter`; None if that fails."""
+    context = state.context
+    pairs = zip(state.ranks, parts, strict=True)
+    participants = Participants(tuple(Participant(rank, state.expected[rank], part.weight) for rank, part in pairs))
+    start, stop = context.grid(state.fragment).span(chunk)
+    in_sink = sink_slice(state.sink, start, stop) if state.is_separate else None
+    out = np.empty(stop - start, np.float32) if in_sink is None else in_sink
+    began = context.io.clock.monotonic()
     try:
-        reduced = yield from member.io.receive(lambda: _reduced(turn, chunk, party, parts, out))
+        reduced = yield from context.io.receive(lambda: _reduce(state, chunk, participants, parts, out))
     except (CorruptUpdate, StoreError):
-        return  # left to those who look more closely
+        return None  # fall back to the checked path of `average`
     finally:
         _close(parts)
         received = began + sum(part.payload.seconds for part in parts if isinstance(part.payload, FrameReader))
-        member.io.spend("get", began, received)
-        member.io.spend("reduce", received)
+        context.io.spend("get", began, received)
+        context.io.spend("reduce", received)
     if reduced is None:
-        return
-    if turn.mode == "scatter":
-        name = mean_name(member, turn.round_no, turn.fragment, party.id, chunk)
-        key = member.keys.mean(turn.round_no, party.id, chunk)
-        if not (yield from member.io.create(key, name.seal(reduced.parts, reduced.encoded, check=reduced.check))):
-            return
-    if turn.is_separate and reduced.values is not room:
-        turn.sink.write(start, reduced.values)
-    values = None if turn.is_separate else reduced.values
-    turn.foreseen[chunk] = PrefetchedMean(party.id, turn.mode, reduced.parts, values)
+        return None
+    if state.mode == "scatter":
+        name = mean_name(context, state.round_no, state.fragment, participants.id, chunk)
+        key = context.keys.mean(state.round_no, participants.id, chunk)
+        if not (yield from context.io.create(key, name.seal(reduced.parts, reduced.encoded, check=reduced.check))):
+            return None
+    if state.is_separate and reduced.values is not in_sink:
+        state.sink.write(start, reduced.values)
+    values = None if state.is_separate else reduced.values
+    return PrefetchedMean(participants.id, state.mode, reduced.parts, values)
 
 
-def _reduced(turn: RoundState, chunk: int, party: Participants, parts: list[_ChunkSource], out: F32) -> Reduced | None:
-    """The mean of these parts; None if one of them is not what it claims to be, or values are not finite."""
-    agreement = turn.member.agreement
+def _reduce(
+    state: RoundState, chunk: int, participants: Participants, parts: list[_ChunkSource], out: F32
+) -> ReducedChunk | None:
+    """The mean of these parts; None if a checksum is wrong or a value is not finite."""
+    agreement = state.context.agreement
     how, of_mean = codec(agreement.codec), codec(agreement.mean_codec)
-    if how.payload_is_values and (turn.mode == "whole" or of_mean.payload_is_values):
-        own = turn.seen.get(chunk)
+    if how.payload_is_values and (state.mode == "whole" or of_mean.payload_is_values):
+        own = state.encoded.get(chunk)
         done = one_pass.average_and_check(
             [
                 part.payload
@@ -120,54 +162,20 @@ def _reduced(turn: RoundState, chunk: int, party: Participants, parts: list[_Chu
                 else one_pass.InMemory(part.payload, own.check if own else "")
                 for part in parts
             ],
-            party.coefficients,
+            participants.coefficients,
             out,
-            is_hashed=turn.mode == "scatter",
+            is_hashed=state.mode == "scatter",
             is_surely_finite=sum(part.norm for part in parts) < _SAFE_NORM,
         )
-        reduced = Reduced(out, [as_bytes(out)], done.check, done.is_finite, done.checks)
+        reduced = ReducedChunk(out, [as_bytes(out)], done.check, done.is_finite, done.checks)
     else:
         payloads = [p.payload.whole() if isinstance(p.payload, FrameReader) else p.payload for p in parts]
-        accumulator = Accumulator(out.size, party.coefficients, out)
+        accumulator = Accumulator(out.size, participants.coefficients, out)
         accumulator.add_all(how, payloads)
         checks = (p.payload.check if isinstance(p.payload, FrameReader) else checksum(p.payload) for p in parts)
-        reduced = finish(turn.member, accumulator, tuple(checks), turn.mode)
+        reduced = finish(state.context, accumulator, tuple(checks), state.mode)
     is_right = all(part.check in ("", check) for part, check in zip(parts, reduced.parts, strict=True))
     return reduced if reduced.is_finite and is_right else None
-
-
-def _await_part(turn: RoundState, rank: int, chunk: int) -> Steps[_ChunkSource | None]:
-    """A rank's part of a chunk as soon as they are there; None once it is known that others take part."""
-    member = turn.member
-    if rank == member.rank:
-        values = turn.source.read(*member.grid(turn.fragment).span(chunk))
-        norm = turn.seen[chunk].norm if chunk in turn.seen else math.inf
-        return _ChunkSource(joined(codec(turn.draft.codec).encode(values)), "", turn.weight, norm)
-    header = update_header(turn.draft, member.grid(turn.fragment), chunk)
-    header |= {"rank": rank, "incarnation": turn.expected[rank]}
-    del header["attempt"], header["weight"]
-    key = member.keys.update(turn.round_no, rank, turn.expected[rank], chunk)
-    pauses = member.pauses()
-    while not turn.is_void:
-        is_there = turn.is_over  # what was committed was announced, and what was announced had been written
-        body = yield from member.io.open(key)
-        if body is not None:
-            try:
-                incoming = yield from member.io.receive(partial(FrameReader, body, member.io.clock, kind="update"))
-                return _arriving(incoming, header)
-            except BaseException as exc:
-                body.close()
-                if not isinstance(exc, CorruptUpdate | StoreError):
-                    raise
-        if is_there:
-            break  # something is wrong; left to those who look more closely
-        yield from member.io.sleep(next(pauses))
-    return None
-
-
-def _arriving(incoming: FrameReader, header: dict[str, Any]) -> _ChunkSource:
-    check_update(incoming.header, incoming.payload_bytes, header)
-    return _ChunkSource(incoming, text(incoming.header.get("xxh3")), *reported(incoming.header))
 
 
 def _close(parts: list[_ChunkSource]) -> None:

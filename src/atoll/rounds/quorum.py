@@ -1,7 +1,7 @@
-"""Which updates count, decided from what one observer sees. Pure: no clock, no store, no other machine's time.
+"""When a round has enough updates, decided from what one replica has seen. Pure: no clock and no store.
 
-Times are the observer's own monotonic seconds since it began to wait. Observers may decide differently; the commit
-record settles it, because only the first one written counts.
+Times are the replica's own monotonic seconds since it began to wait. Replicas may decide differently: the first commit
+record that is created counts for all.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class CommitDecision:
-    """Propose these ranks, in order."""
+    """Create a commit of these ranks, in order."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """No quorum can be had any more."""
+    """The round cannot reach its quorum."""
 
     reason: str
     missing: tuple[int, ...]
@@ -64,12 +64,12 @@ class Quorum:
     deadline_s: float = 1800.0
     spread: float | None = None
     on_rejected: str = "continue"
-    """`continue` goes on without an update that failed a check; `stop` ends the run, naming it."""
+    """`continue` goes on without an update that failed a check; `stop` ends the run with an error that names it."""
 
     def __post_init__(self) -> None:
         check_fields(self, _KINDS)
-        if self.deadline_s < self.grace_s != _GRACE_S:  # a grace that nobody has chosen just ends with the deadline
-            rule = f"at most deadline_s={self.deadline_s:g}: no round waits for longer than that"
+        if self.deadline_s < self.grace_s != _GRACE_S:  # the default grace is cut by the deadline
+            rule = f"at most deadline_s={self.deadline_s:g}, which ends every wait"
             raise InvalidSpec("Quorum", [f"grace_s={self.grace_s:g}: {rule}"])
 
     def check_reachable(self, world_size: int) -> None:
@@ -97,12 +97,12 @@ def strict(deadline_s: float = 1800.0) -> Quorum:
 
 
 def at_least(count: int, *, grace_s: float = 30.0, deadline_s: float = 1800.0) -> Quorum:
-    """`count` updates and a fixed grace for the rest."""
+    """`count` updates, and a fixed grace for the rest."""
     return Quorum(count, min(grace_s, deadline_s), deadline_s)
 
 
 def adaptive(count: int, *, spread: float = 4.0, grace_s: float = 300.0, deadline_s: float = 1800.0) -> Quorum:
-    """`count` updates and a grace learnt from past rounds, capped by `grace_s`."""
+    """`count` updates, and a grace learnt from past rounds, at most `grace_s`."""
     return Quorum(count, min(grace_s, deadline_s), deadline_s, spread)
 
 
@@ -114,48 +114,48 @@ def decide(
     elapsed_s: float,
     rejected: Collection[int] = (),
     left: Collection[int] = (),
-    away: Collection[int] = (),
+    absent: Collection[int] = (),
     lateness: Sequence[float] = (),
 ) -> Decision:
     """What to do after `elapsed_s` of waiting.
 
     `arrived`: rank → when its usable update was first seen. `rejected`: ranks whose update will not be used.
-    `left`: ranks that said they will not come back. `away`: ranks missing for rounds; the grace is not for them.
+    `left`: ranks that have left the run. `absent`: ranks missing for rounds, which get no grace.
     `lateness`: past arrivals, in seconds after the round's `least`-th one.
     """
     usable = tuple(sorted(arrived))
-    lost = sorted(set(members) - set(arrived))
-    hoped_for = set(lost) - set(rejected) - set(left)
+    missing = sorted(set(members) - set(arrived))
+    awaited = set(missing) - set(rejected) - set(left)
     if rejected and policy.on_rejected == "stop":
         return GiveUp(f"the update of {_listed(sorted(rejected))} was rejected", tuple(sorted(rejected)))
     if policy.least is None:
-        return _decide_strict(policy, usable, sorted(set(lost) - set(rejected)), hoped_for, elapsed_s)
+        return _decide_strict(policy, usable, sorted(set(missing) - set(rejected)), awaited, elapsed_s)
     if len(usable) >= policy.least:
-        if not hoped_for - set(away):
+        if not awaited - set(absent):
             return CommitDecision(usable)
-        patient_until = min(policy.deadline_s, sorted(arrived.values())[policy.least - 1] + grace(policy, lateness))
-        return CommitDecision(usable) if elapsed_s >= patient_until else Wait(patient_until)
-    if elapsed_s >= policy.deadline_s or not hoped_for:
-        reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing {_listed(lost)}"
-        return GiveUp(reason, tuple(lost))
+        grace_ends = min(policy.deadline_s, sorted(arrived.values())[policy.least - 1] + grace(policy, lateness))
+        return CommitDecision(usable) if elapsed_s >= grace_ends else Wait(grace_ends)
+    if elapsed_s >= policy.deadline_s or not awaited:
+        reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing {_listed(missing)}"
+        return GiveUp(reason, tuple(missing))
     return Wait(policy.deadline_s)
 
 
 def _decide_strict(
-    policy: Quorum, usable: tuple[int, ...], lost: Sequence[int], hoped_for: Collection[int], elapsed_s: float
+    policy: Quorum, usable: tuple[int, ...], missing: Sequence[int], awaited: Collection[int], elapsed_s: float
 ) -> Decision:
-    if not lost:
+    if not missing:
         return CommitDecision(usable) if usable else GiveUp("every update was rejected", ())
-    if not hoped_for:
-        have = "has" if len(lost) == 1 else "have"
-        return GiveUp(f"every member is needed, but {_listed(lost)} {have} left", tuple(lost))
+    if not awaited:
+        have = "has" if len(missing) == 1 else "have"
+        return GiveUp(f"every member is needed, but {_listed(missing)} {have} left", tuple(missing))
     if elapsed_s >= policy.deadline_s:
-        return GiveUp(f"no update within {policy.deadline_s:g} s from {_listed(lost)}", tuple(lost))
+        return GiveUp(f"no update within {policy.deadline_s:g} s from {_listed(missing)}", tuple(missing))
     return Wait(policy.deadline_s)
 
 
 def grace(policy: Quorum, lateness: Sequence[float]) -> float:
-    """How long to wait for stragglers once enough updates are there."""
+    """How long to wait for more updates once `least` are there."""
     if policy.spread is None or len(lateness) < 3:
         return policy.grace_s
     middle = statistics.median(lateness)

@@ -1,7 +1,7 @@
-"""Letting old rounds go: never what a live replica may still ask for, never more than a bounded past kept.
+"""Deleting old rounds: a live replica keeps what it may still read, and the store keeps a bounded number of rounds.
 
-A round may go when two snapshots are past it and every live rank has acknowledged a later round. Deleting is only
-tidying: a crash in the middle leaves what the next call finds again, and a reader that meets a gap loads a snapshot.
+A round can be deleted when two snapshots are later and every live rank has acknowledged a later round. A crash in the
+middle is harmless: the next call finds the remaining objects, and a reader that finds a gap loads a snapshot.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Ack, Snapshot
 
 KEPT_SNAPSHOTS = 2
-"""One to load, and one for whoever began to load before it was there."""
+"""The newest, and the one before it, which another replica may be loading."""
 
 
 @dataclass
 class Leases:
-    """When this observer last saw each rank's acknowledgement change. Only its own clock is used."""
+    """When this process last saw the acknowledgement of each rank change, by its own clock."""
 
     lease_s: float
     seen: dict[int, tuple[int, int, float]] = field(default_factory=dict)
@@ -35,58 +35,58 @@ class Leases:
         return now - last[2] < self.lease_s
 
 
-def acknowledge(member: RoundContext, round_no: int, count: int) -> Steps[None]:
-    """Say that this rank will never again need a round below `round_no`."""
-    ack = Ack(member.rank, member.claim.incarnation, round_no, count)
-    yield from member.io.put(member.keys.ack(member.rank), ack.seal())
+def acknowledge(context: RoundContext, round_no: int, count: int) -> Steps[None]:
+    """Record that this rank will never need a round below `round_no` again."""
+    ack = Ack(context.rank, context.claim.incarnation, round_no, count)
+    yield from context.io.put(context.keys.ack(context.rank), ack.seal())
 
 
-def retire(member: RoundContext, leases: Leases) -> Steps[int]:
-    """Delete what nobody needs any more; the number of objects that went."""
-    kept = (yield from snapshot_rounds(member))[-KEPT_SNAPSHOTS:]
+def retire(context: RoundContext, leases: Leases) -> Steps[int]:
+    """Delete what no live rank needs any more; returns the number of deleted objects."""
+    kept = (yield from snapshot_rounds(context))[-KEPT_SNAPSHOTS:]
     if len(kept) < KEPT_SNAPSHOTS:
         return 0
-    needed = yield from _needed_from(member, leases)
+    needed = yield from _needed_from(context, leases)
     if needed is None:
         return 0
     floor = min(needed, kept[0])
     try:
-        data, commits = yield from _doomed(member, floor, kept)
+        data, commits = yield from _deletable(context, floor, kept)
     except (KeyNotFound, CorruptUpdate):
-        return 0  # another replica is tidying, or a snapshot is not what it should be: keep everything
-    # Means after what they were made of: who finds a mean missing must not be able to make another one.
+        return 0  # another replica is deleting, or a snapshot is damaged: keep everything
+    # Means are deleted after their parts: a replica that finds a mean missing must not be able to compute another one.
     for some in ([key for key in data if "/mean/" not in key], [key for key in data if "/mean/" in key]):
-        yield Gather([member.io.delete(key) for key in some], member.connections)
-    for key in commits:  # oldest first: a commit that is there proves that those after it are
-        yield from member.io.delete(key)
+        yield Gather([context.io.delete(key) for key in some], context.connections)
+    for key in commits:  # oldest first: if a commit exists, so do all later ones
+        yield from context.io.delete(key)
     if data or commits:
-        member.events.add("rounds_retired", floor, objects=len(data) + len(commits))
+        context.events.add("rounds_retired", floor, objects=len(data) + len(commits))
     return len(data) + len(commits)
 
 
-def _needed_from(member: RoundContext, leases: Leases) -> Steps[int | None]:
-    """The lowest round a live rank may still ask for; None when a live rank has not said."""
-    io, keys = member.io, member.keys
+def _needed_from(context: RoundContext, leases: Leases) -> Steps[int | None]:
+    """The lowest round that a live rank may still read; None when a live rank has not acknowledged any round."""
+    io, keys = context.io, context.keys
     now = io.clock.monotonic()
     needed: list[int] = []
-    for rank, standing in (yield from latest_claims(io, keys)).items():
-        if standing.has_left:
+    for rank, claim in (yield from latest_claims(io, keys)).items():
+        if claim.has_left:
             continue
         try:
             ack = yield from io.read(keys.ack(rank), Ack.open)
         except (KeyNotFound, CorruptUpdate):
-            ack = Ack(rank, standing.incarnation, 0, -1)
-        # In a strict run every rank is needed for every round, so a silent one is late, never gone.
-        if leases.is_live(ack, now) or member.quorum.is_strict:
+            ack = Ack(rank, claim.incarnation, 0, -1)
+        # A strict run needs every rank for every round, so a silent rank is late, never gone.
+        if leases.is_live(ack, now) or context.quorum.is_strict:
             if ack.count < 0:
                 return None
             needed.append(ack.round_no)
     return min(needed, default=None)
 
 
-def _doomed(member: RoundContext, floor: int, kept: list[int]) -> Steps[tuple[list[str], list[str]]]:
-    """Keys that may go: bulk and snapshot records, and commits, which go last."""
-    io, keys = member.io, member.keys
+def _deletable(context: RoundContext, floor: int, kept: list[int]) -> Steps[tuple[list[str], list[str]]]:
+    """Keys that can be deleted: first bulk objects and snapshot records, then commits."""
+    io, keys = context.io, context.keys
     agreement = yield from read_agreement(io, keys)
     named = {(0, agreement.initial.digest)} if agreement is not None else set()
     for round_no in kept:

@@ -1,10 +1,7 @@
-"""The settings of one replica's rounds. Without numpy, because planning needs them too.
+"""Settings of the rounds: the chunk grid, `Tuning`, and the defaults that follow from the latency of the store.
 
-How a vector is cut: the fixed chunk grid over it. Without numpy, because planning needs it too.
-
-The grid depends on the size of the vector and the agreed chunk size only, never on who takes part.
-
-How far the store is, told by how long small requests take, and what follows for connections and chunks.
+The grid depends only on the size of the vector and the agreed chunk size, never on the participants. This file does
+not import numpy, because planning uses it too.
 """
 
 from __future__ import annotations
@@ -48,16 +45,16 @@ class Grid:
 
 
 def default_chunk(size: int, parts: int = 16) -> int:
-    """Elements per chunk: small vectors stay whole, others make about `parts` chunks, of 1 to 64 MiB of float32.
+    """Elements per chunk: about `parts` chunks of 1 to 64 MiB of float32; a small vector is one chunk.
 
-    Enough chunks to share the work and overlap it, few enough that requests cost little beside bytes.
+    That is enough chunks to share and overlap the averaging, and few enough that bytes cost more than requests.
     """
     wanted = max(min(max(size // parts, 1 * _MIB_ELEMENTS), 16 * _MIB_ELEMENTS), min(size // 128, 64 * _MIB_ELEMENTS))
     return -(-wanted // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
 
 
 _KINDS = {
-    "connections": Kind("a whole number from 1, or None for as many as are good", is_count, may_be_none=True),
+    "connections": Kind("a whole number from 1, or None to choose it from the latency", is_count, may_be_none=True),
     "skip_upload": SWITCH,
     "poll_first_s": SECONDS_ABOVE_0,
     "poll_cap_s": SECONDS_ABOVE_0,
@@ -79,34 +76,34 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Tuning:
-    """Settings of one replica that need not be equal everywhere."""
+    """Settings of one replica. Replicas may differ in them."""
 
     connections: int | None = None
-    """Bulk requests in flight at once; also how many chunks are in memory. None: few where the store answers at once
-    and more where it takes its time, as measured."""
+    """Bulk requests in flight at once; also the number of chunks in memory. None: chosen from the measured latency, few
+    for a fast store and more for a slow one."""
     skip_upload: bool = True
-    """Do not upload the chunks we expect to average ourselves: their mean is enough. Saves 1/n of the upload. With
-    False everything that was averaged is in the store, for `atoll verify` to do all of the arithmetic again."""
+    """Do not upload the chunks that this replica expects to average itself, which saves 1/n of the upload. With False
+    every contribution is in the store, so that `atoll verify` can recompute every mean."""
     poll_first_s: float = 0.02
     poll_cap_s: float = 2.0
     list_from: int = 13
-    """From this many missing ranks on, one LIST is cheaper than probing each."""
+    """From this many missing ranks on, one LIST replaces one GET for each."""
     turn_s: float = 0.25
-    """How long each rank lets the one before it write the commit."""
+    """How long a rank waits for each lower rank to create the commit."""
     patience_s: float = 20.0
-    """How long to wait for a chunk of the mean before computing it oneself."""
+    """How long a replica waits for a chunk of the mean before it computes the chunk itself."""
     claims_age_s: float = 2.0
-    """A commit is made on claims read no longer ago than this, or after the offers."""
+    """A replica creates a commit only if it read the claims at most this long ago."""
     inline_bytes: int = 1 << 18
-    """Updates up to this size travel inside their offer."""
+    """Updates up to this size are part of their offer."""
     latency_s: float = 0.1
     bandwidth_bytes_s: float = 125e6
-    """With the latency, what decides between exchanging whole updates and scattering the reduce."""
+    """With the latency, this decides between exchanging whole updates and scatter-reduce."""
     outlier_factor: float | None = 10.0
     init_patience_s: float = 10.0
-    """How long other ranks let rank 0 publish the initial weights."""
+    """How long other ranks wait for rank 0 to publish the initial weights."""
     retry_s: float = 120.0
-    """How long an unavailable store is asked again."""
+    """How long requests to an unavailable store are retried."""
     keep_freed_memory: bool = False
     """Change the allocator of the whole process (glibc) to reuse freed memory instead of returning it to the system.
     It can save the CPU of fresh pages; the process keeps its largest size until it ends. Never switched off again."""
@@ -115,30 +112,30 @@ class Tuning:
         check_fields(self, _KINDS)
 
 
-NEAR_S = 0.0003
-"""Small requests faster than this: the store is this machine's own."""
+LOCAL_S = 0.0003
+"""Latency below this: the store is on this machine."""
 CLOSE_S = 0.002
-"""Small requests faster than this: the server is next door, and a request costs more in work than in waiting."""
-AT_ONCE_S = 0.0002
-"""Small requests faster than this: nobody answers them but our own processor, which copies when it has several."""
+"""Latency below this: the store is close, and a request costs more CPU time than waiting time."""
+IN_PROCESS_S = 0.0002
+"""Latency below this: the store runs in this process or kernel, so requests use our own cores."""
 
-_CONNECTIONS = ((NEAR_S, 4), (0.03, 16))
-"""Small requests faster than this: so many connections. A disk is busy with few, a far store needs many."""
+_CONNECTIONS = ((LOCAL_S, 4), (0.03, 16))
+"""Latency below this → number of connections. A disk is busy with few, a distant store needs many."""
 _MOST_CONNECTIONS = 48
 _CHUNKS, _FEW_CHUNKS = 16, 4
 
 
-def good_connections(trip_s: float, replicas: int) -> int:
+def good_connections(latency_s: float, replicas: int) -> int:
     """Bulk requests to have in flight at once."""
-    wanted = next((few for limit_s, few in _CONNECTIONS if trip_s < limit_s), _MOST_CONNECTIONS)
-    if trip_s < AT_ONCE_S:
+    wanted = next((few for limit_s, few in _CONNECTIONS if latency_s < limit_s), _MOST_CONNECTIONS)
+    if latency_s < IN_PROCESS_S:
         return max(2, min(wanted, _cores()))
     return max(wanted, min(replicas, _MOST_CONNECTIONS))
 
 
-def good_chunk(trip_s: float, size: int, replicas: int) -> int:
-    """Values in a chunk of the `size` that are averaged: where requests are quick, fewer of them cost less."""
-    return default_chunk(size, _CHUNKS if trip_s >= CLOSE_S else min(_CHUNKS, max(_FEW_CHUNKS, replicas)))
+def good_chunk(latency_s: float, size: int, replicas: int) -> int:
+    """Values in a chunk of a vector of `size`: a close store gets fewer and larger chunks."""
+    return default_chunk(size, _CHUNKS if latency_s >= CLOSE_S else min(_CHUNKS, max(_FEW_CHUNKS, replicas)))
 
 
 @cache

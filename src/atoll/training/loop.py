@@ -242,7 +242,7 @@ class OuterLoop:
         def sink_of(fragment: int) -> StoppableVector:
             return StoppableVector(self._buffer(fragment), self._clock)
 
-        self.client.catch_up(began, self._apply_committed, self._load_snapshot, room=sink_of)
+        self.client.catch_up(began, self._apply_committed, self._load_snapshot, sink_for=sink_of)
         if self.round_no > began:
             log.info("caught up from round %d to round %d", began, self.round_no)
             self.settle()

@@ -133,7 +133,7 @@ def train(
             "state": hashlib.sha256(replica.values.tobytes() + replica.momentum.tobytes()).hexdigest(),
             "joined_at": joined_at,
             "attempt": attempt,
-            "incarnation": client._protocol.member.claim.incarnation,
+            "incarnation": client._steps.context.claim.incarnation,
             "by_round": by_round,
             "samples": samples,
             "counters": counted(client.counters),

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from atoll.errors import StoreUnavailable
-from atoll.rounds.context import AWAY_AFTER, RoundHistory
+from atoll.rounds.context import ABSENT_AFTER, RoundHistory
 from atoll.rounds.io import Sleep, Steps, StoreIO
 from atoll.rounds.records import Commit, Contribution, Rejection
 from atoll.testing.fakes import FakeClock
@@ -18,19 +18,19 @@ def commit_without_rank_1(*rejected: Rejection) -> Commit:
     return Commit("run", 3, 0, "before", "base", "scatter", given, rejected, (0, 1, 2), 0)
 
 
-def test_who_is_missing_again_and_again_is_away_until_it_is_back():
-    memory = RoundHistory()
-    for _ in range(AWAY_AFTER):
-        assert memory.away == set()
-        memory.learn(commit_without_rank_1())
-    assert memory.away == {1}
+def test_a_rank_missing_from_some_commits_in_a_row_is_absent():
+    history = RoundHistory()
+    for _ in range(ABSENT_AFTER):
+        assert history.absent == set()
+        history.learn(commit_without_rank_1())
+    assert history.absent == {1}
 
 
 def test_a_rank_whose_updates_are_rejected_is_there_and_is_waited_for():
-    memory = RoundHistory()
-    for _ in range(2 * AWAY_AFTER):
-        memory.learn(commit_without_rank_1(Rejection(1, "finite", "why")))
-    assert memory.away == set()
+    history = RoundHistory()
+    for _ in range(2 * ABSENT_AFTER):
+        history.learn(commit_without_rank_1(Rejection(1, "finite", "why")))
+    assert history.absent == set()
 
 
 def test_a_store_that_stays_silent_is_told_with_how_long_it_was_asked_and_what_sets_that():

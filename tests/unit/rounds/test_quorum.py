@@ -38,7 +38,7 @@ def test_a_quorum_gives_stragglers_a_grace_from_the_moment_it_is_met() -> None:
     assert decide(policy, members=range(3), arrived=seen, elapsed_s=6.0) == Wait(15.0)
     assert decide(policy, members=range(3), arrived=seen, elapsed_s=15.0) == CommitDecision((0, 1))
     assert decide(policy, members=range(3), arrived={**seen, 2: 6.0}, elapsed_s=6.0) == CommitDecision((0, 1, 2))
-    assert decide(policy, members=range(3), arrived=seen, elapsed_s=6.0, away=[2]) == CommitDecision((0, 1))
+    assert decide(policy, members=range(3), arrived=seen, elapsed_s=6.0, absent=[2]) == CommitDecision((0, 1))
     assert decide(policy, members=range(3), arrived=seen, elapsed_s=6.0, left=[2]) == CommitDecision((0, 1))
 
 
@@ -51,7 +51,7 @@ def test_the_deadline_cuts_the_grace_short() -> None:
 def test_too_few_give_up_at_the_deadline_and_at_once_when_nobody_is_left_to_come() -> None:
     policy = at_least(2, deadline_s=60.0)
     assert decide(policy, members=[0, 1], arrived={0: 0.0}, elapsed_s=59.0) == Wait(60.0)
-    assert decide(policy, members=[0, 1], arrived={0: 0.0}, elapsed_s=59.0, away=[1]) == Wait(60.0)
+    assert decide(policy, members=[0, 1], arrived={0: 0.0}, elapsed_s=59.0, absent=[1]) == Wait(60.0)
     assert isinstance(decide(policy, members=[0, 1], arrived={0: 0.0}, elapsed_s=60.0), GiveUp)
     assert isinstance(decide(policy, members=[0, 1], arrived={0: 0.0}, elapsed_s=1.0, left=[1]), GiveUp)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.rounds.tuning import AT_ONCE_S, CLOSE_S, NEAR_S, good_chunk, good_connections
+from atoll.rounds.tuning import CLOSE_S, IN_PROCESS_S, LOCAL_S, good_chunk, good_connections
 
-HERE, NEAR, CLOSE, FAR = AT_ONCE_S / 2, (AT_ONCE_S + NEAR_S) / 2, (NEAR_S + CLOSE_S) / 2, 0.1
+HERE, NEAR, CLOSE, FAR = IN_PROCESS_S / 2, (IN_PROCESS_S + LOCAL_S) / 2, (LOCAL_S + CLOSE_S) / 2, 0.1
 
 
 def chunks(trip_s: float, mib: int, replicas: int) -> int:
