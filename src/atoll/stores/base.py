@@ -1,4 +1,4 @@
-"""The Store port: whole objects by key, and the rules that every adapter keeps (S1-S15).
+"""The Store port: whole objects by key, and the clauses that every adapter keeps (S1-S15).
 
 Optional abilities, such as `open_body`, are in `atoll.stores.fast`.
 """
@@ -12,12 +12,10 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from atoll.errors import BadKey
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
-
 Data: TypeAlias = Buffer | Sequence[Buffer]
-"""What `put` and `create` take: one buffer, or several that become one object without being joined first."""
+"""The argument of `put` and `create`: one buffer, or several that become one object without being joined first."""
 
-_MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 with our prefix in front
+_MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 for the prefix of the store and the key
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _ODD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -26,29 +24,29 @@ _MAX_PART_BYTES = 240  # file systems allow 255 for a name, Azure 254 for a segm
 
 @runtime_checkable
 class Store(Protocol):
-    """Whole objects by key. Readers never see half an object.
+    """Whole objects by key.
 
-    S1   bytes come back as they were written, whatever the size.
-    S2   a missing key raises `KeyNotFound`, which names it.
+    S1   `get` returns the bytes that were written, for any size.
+    S2   a missing key raises `KeyNotFound` with the key.
     S3   a reader sees the old object or the new one, never part of either.
-    S4   of many racing `create`s of one key exactly one wins; the others get `KeyExists`.
-    S5   `create` works again after `delete`; deleting twice is quiet.
+    S4   of many concurrent `create`s of one key exactly one succeeds; the others get `KeyExists`.
+    S5   `create` works again after `delete`; deleting twice raises nothing.
     S6   `list` is sorted, complete past 1 000 keys, and its prefix is exact.
-    S7   what was written is visible at once, also from another process.
+    S7   a written object is visible at once, also to other processes.
     S8   unicode keys work; empty, absolute and `..` keys raise `BadKey`.
-    S9   two prefixes of one store do not leak into each other.
+    S9   stores with different prefixes do not see each other's objects.
     S10  `open_store(store.uri)` is the same store.
-    S11  refusal, throttling and silence are typed errors; a racing 409 is retried, 412 is `KeyExists`.
-    S12  a `create` whose answer was lost is not misread as a loss.
+    S11  refusal, throttling and timeouts are typed errors; a 409 of a race is retried, 412 is `KeyExists`.
+    S12  a `create` that succeeded, but whose response was lost, does not raise `KeyExists`.
     S13  `get` takes a range.
-    S14  nothing that reads the store unpickles anything.
-    S15  `open_body` gives the same bytes piece by piece: of one object, even if it is replaced or deleted meanwhile.
+    S14  no reader of the store unpickles anything.
+    S15  `open_body` reads one object piece by piece, even if it is replaced or deleted meanwhile.
     """
 
     uri: str
 
     def get(self, key: str, *, start: int = 0, length: int | None = None) -> Buffer:
-        """The object, or `length` bytes of it from `start`. A range past the end gives what there is. (S1 S2 S13)"""
+        """The object, or `length` bytes of it from `start`. A range past the end returns fewer bytes. (S1 S2 S13)"""
         ...
 
     def put(self, key: str, data: Data) -> None:
@@ -56,7 +54,7 @@ class Store(Protocol):
         ...
 
     def create(self, key: str, data: Data) -> None:
-        """Write the object only if the key is free; the first write wins. (S4 S12)"""
+        """Write the object only if the key does not exist; the first write wins. (S4 S12)"""
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -64,12 +62,12 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object. Quiet if there is none. (S5)"""
+        """Remove the object, if there is one. (S5)"""
         ...
 
 
 def check_key(key: str) -> str:
-    """Return the key, or raise `BadKey` saying which rule it breaks. (S8)"""
+    """Return the key, or raise `BadKey` with the rule that it breaks. (S8)"""
     if not isinstance(key, str) or not key:
         raise BadKey(str(key), "a key is a non-empty text")
     if key.startswith("/") or key.endswith("/"):
@@ -80,16 +78,16 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix, or raise `BadKey` if no key could ever start with it. Only its last part may be unfinished."""
+    """Return the prefix, or raise `BadKey` if no key can start with it. Only its last part may be incomplete."""
     if not isinstance(prefix, str):
         raise BadKey(str(prefix), "a prefix is a text")
     if any(part in ("", ".", "..") for part in prefix.split("/")[:-1]):
-        raise BadKey(prefix, "no finished part of a prefix is empty, `.` or `..`")
+        raise BadKey(prefix, "no complete part of a prefix is empty, `.` or `..`")
     return _checked_text(prefix)
 
 
 def check_range(start: int, length: int | None) -> None:
-    """Raise `ValueError` for a range that counts backwards. (S13)"""
+    """Raise `ValueError` for a range with negative numbers. (S13)"""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"a range has no negative numbers: start={start}, length={length}")
 

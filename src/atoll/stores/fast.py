@@ -1,6 +1,6 @@
-"""Optional abilities of stores: large objects without copies, and requests that end sooner.
+"""Optional abilities of stores: large objects without copies, and requests with a shorter timeout.
 
-A store that has the method has the ability. For any other store the functions here use the five methods of the port.
+A store with the method has the ability. For any other store the functions here use the five methods of the port.
 The clauses of the contract (S1-S15) hold either way.
 """
 
@@ -17,28 +17,28 @@ from atoll.stores.base import Buffer, Data, Store, pieces
 
 @runtime_checkable
 class RetryLimited(Protocol):
-    """A store that retries by itself, for a time that the caller can limit."""
+    """A store with its own retries, whose duration the caller can limit."""
 
     def with_retry_timeout(self, seconds: float) -> Store:
-        """The same store, whose requests fail after about `seconds` without a good answer."""
+        """The same store, whose requests fail after about `seconds` without success."""
         ...
 
 
 @runtime_checkable
 class Recycling(Protocol):
-    """A store that can write new objects into the space of deleted ones, which is faster than fresh space."""
+    """A store that can reuse the space of deleted objects, which is faster than new space."""
 
     @property
     def recycles(self) -> bool: ...
 
 
 def recycles(store: Store) -> bool:
-    """Whether new objects are written into the space of deleted ones, so that a late reader may see other bytes."""
+    """Whether the store reuses the space of deleted objects, so that a late reader may see other bytes."""
     return getattr(store, "recycles", False) is True  # `isinstance` with a protocol takes longer than deleting a file
 
 
 class Body(Protocol):
-    """An object that is being read from its beginning. For one thread at a time."""
+    """An object that is read from its beginning. For one thread at a time."""
 
     size: int
 
@@ -53,7 +53,7 @@ class Body(Protocol):
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A store that reads an object piece by piece into memory that the reader gives."""
+    """A store that reads an object piece by piece into the caller's memory."""
 
     def open(self, key: str) -> Body:
         """Begin to read an object. (S2 S15)"""
@@ -61,35 +61,35 @@ class Streaming(Protocol):
 
 
 class Descriptor(NamedTuple):
-    """The open file or socket that has the next bytes of a body, unchanged. It is open until the body is closed."""
+    """The open file or socket with the next bytes of a body. It stays open until the body is closed."""
 
     file: int
     ready: memoryview = memoryview(b"")
-    """Bytes that have been read from it already; they come first."""
+    """Bytes that were read from it already; they come first."""
     is_socket: bool = False
     """A socket, with its own timeout; otherwise a file."""
     is_huge: bool = False
-    """A file in huge pages, which is faster to map than to read, and does not get shorter."""
+    """A file in huge pages: mapping it is faster than reading it, and it never becomes shorter."""
 
 
 class DescriptorBody(ABC):
-    """A `Body` whose descriptor compiled code can read, without the interpreter."""
+    """A `Body` whose descriptor compiled code can read."""
 
     @abstractmethod
     def descriptor(self) -> Descriptor | None:
-        """None if this body has to be read by `readinto`."""
+        """The descriptor, or None if this body must be read by `readinto`."""
 
     @abstractmethod
     def was_read(self, count: int) -> None:
-        """Compiled code has read `count` bytes more."""
+        """Record that compiled code has read `count` more bytes."""
 
     @abstractmethod
     def was_cut(self, error: OSError | None) -> NoReturn:
-        """Compiled code could not read on: `error`, or None at the end of the bytes. Raises `StoreUnavailable`."""
+        """Raise `StoreUnavailable`: compiled code got `error`, or None at an early end of the bytes."""
 
 
 class BufferBody:
-    """A `Body` of an object that is in memory already."""
+    """A `Body` of an object in memory."""
 
     def __init__(self, data: Buffer) -> None:
         self._left = memoryview(data).cast("B")
@@ -113,15 +113,15 @@ def open_body(store: Store, key: str) -> Body:
 
 
 def with_retry_timeout(store: Store, seconds: float) -> Store:
-    """The store, whose own retries end after about `seconds` if it has any."""
+    """The store with its own retries, if any, limited to about `seconds`."""
     return store.with_retry_timeout(seconds) if isinstance(store, RetryLimited) else store
 
 
 class HashedWhileWritten(Sequence[Buffer]):
     """Data of two buffers, a front and a payload, whose front depends on the payload, such as a header with a hash.
 
-    A store that can write in any order writes the payload first and calls `look` on the way, so that memory is read
-    once. For any other store this is a sequence of two buffers.
+    A store that can write in any order writes the payload first and calls `hash_and_norm` for each part, so that memory
+    is read once. For any other store this is a sequence of two buffers.
     """
 
     front_bytes: int
@@ -130,10 +130,10 @@ class HashedWhileWritten(Sequence[Buffer]):
 
     @abstractmethod
     def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
-        """Process these bytes of the payload, and copy them to `room` if given. From 0 on, in steps of whole KiB."""
+        """Hash these bytes of the payload, and copy them to `out` if given. From 0 on, in steps of whole KiB."""
 
     def write_hashed(self, fd: int, start: int, stop: int, step: int) -> None:
-        """Process these bytes and write them to their place in a file, in steps that end at multiples of `step`."""
+        """Hash these bytes and write them to their position in a file, in steps that end at multiples of `step`."""
         while start < stop:
             some = self.payload[start : min(stop, start + step - (self.front_bytes + start) % step)]
             self.hash_and_norm(start, start + len(some))
@@ -143,7 +143,7 @@ class HashedWhileWritten(Sequence[Buffer]):
 
     @abstractmethod
     def front(self) -> Buffer:
-        """The front. Processes the payload first if that was not done."""
+        """The front. Hashes the rest of the payload first."""
 
     @property
     def nbytes(self) -> int:
@@ -167,5 +167,5 @@ class HashedWhileWritten(Sequence[Buffer]):
 
 
 def size_of(data: Data) -> int:
-    """The number of bytes, known before an `HashedWhileWritten` front is."""
+    """The number of bytes; for a `HashedWhileWritten`, without computing its front."""
     return data.nbytes if isinstance(data, HashedWhileWritten) else sum(map(len, pieces(data)))

@@ -1,13 +1,14 @@
-"""Objects in any file system fsspec knows, if it keeps the one promise that matters.
+"""Objects in any file system of fsspec that has an atomic `create`.
 
-fsspec's own fallback for `create` looks first and writes later, and many file systems write in place. Neither is
-good enough to agree by, so a file system without a `create` of its own is refused when it is opened, and the others
-are probed before the first `create`. A `create` whose answer was lost cannot be told from a loss here (S12): the
-file system offers no place for an owner's mark. `atoll.rounds` reads every record back, so it is not misled.
+fsspec's own fallback for `create` checks first and writes later, and many file systems write in place. Replicas cannot
+agree with either, so a file system without its own `create` is refused when it is opened, and any other is probed
+before the first `create`. S12 does not hold here: file systems have no metadata that could mark the owner of an object.
+`atoll.rounds` reads every record back, so a lost response does no harm.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -18,15 +19,16 @@ from atoll.registry import require
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 from atoll.stores.probe import probe
 
-_PASSING = ("timeout", "connect", "throttl", "slowdown", "serviceunavailable", "incompleteread", "serverdisconnected")
+log = logging.getLogger("atoll.stores")
+_TRANSIENT = ("timeout", "connect", "throttl", "slowdown", "serviceunavailable", "incompleteread", "serverdisconnected")
 
 
 class FsspecStore:
-    """`scheme://place/prefix` for a scheme that fsspec knows; options go to the file system."""
+    """`scheme://host/prefix` for a scheme of fsspec; options go to the file system."""
 
     def __init__(self, uri: str, **options: Any) -> None:
         if "::" in uri:
-            raise ConfigError(f"{uri!r} chains file systems", hint="a cache in between would hide what others write")
+            raise ConfigError(f"{uri!r} chains file systems", hint="a cache would hide the objects of other writers")
         core = require("fsspec.core", extra="fsspec")
         self.uri = uri.rstrip("/")
         options = {"use_listings_cache": False, "skip_instance_cache": True} | options
@@ -62,7 +64,7 @@ class FsspecStore:
 
     def create(self, key: str, data: Data) -> None:
         path, whole = self._path(key), b"".join(pieces(data))
-        self._see_that_create_is_atomic()
+        self._check_create()
         self._create(key, path, whole)
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -91,7 +93,7 @@ class FsspecStore:
         return f"{self._root}/{check_key(key)}"
 
     def _refuse_without_create(self) -> None:
-        """A file system that inherits fsspec's fallback cannot `create` in one step."""
+        """Raise if the file system inherits fsspec's fallback, whose `create` is not atomic."""
         spec, asyn = require("fsspec.spec", extra="fsspec"), require("fsspec.asyn", extra="fsspec")
         kind = type(self._fs)
         is_fallback = kind.pipe_file is spec.AbstractFileSystem.pipe_file
@@ -99,17 +101,18 @@ class FsspecStore:
             is_fallback = kind._pipe_file is asyn.AsyncFileSystem._pipe_file
         if is_fallback:
             raise StoreError(
-                f"cannot use {self.uri}: `create` of {kind.__name__} is not atomic (it looks first and writes later)",
+                f"cannot use {self.uri}: `create` of {kind.__name__} is not atomic (it checks first and writes later)",
                 uri=self.uri,
                 reason="not_atomic",
-                hint="replicas agree by atomic `create`; use s3://, gs://, az:// or a folder that every replica mounts",
+                hint="replicas need an atomic `create`; use s3://, gs://, az:// or a folder that every replica mounts",
             )
 
-    def _see_that_create_is_atomic(self) -> None:
+    def _check_create(self) -> None:
         with self._lock:
             if not self._is_probed:
                 twin = FsspecStore.__new__(FsspecStore)
                 twin.__dict__.update(self.__dict__, _lock=Lock(), _is_probed=True)
+                log.debug("probing %s before the first create", self.uri)
                 probe(twin)
                 self._is_probed = True
 
@@ -130,7 +133,7 @@ class FsspecStore:
 
 
 def _is_unmet_condition(exc: BaseException | None) -> bool:
-    """s3fs and others hide the service's refusal of a taken key (412) inside an error about something else."""
+    """Whether the service refused an existing key (412), which s3fs and others hide in the cause of another error."""
     while exc is not None:
         if any(word in str(exc) for word in ("PreconditionFailed", "ConditionNotMet", "BlobAlreadyExists")):
             return True
@@ -139,11 +142,11 @@ def _is_unmet_condition(exc: BaseException | None) -> bool:
 
 
 def _translated(exc: Exception, message: str, uri: str, key: str) -> StoreError:
-    """Every file system raises errors of its own, so their names have to do where their types do not."""
+    """The store error for a vendor error. File systems have their own error classes, so their names decide too."""
     if isinstance(exc, PermissionError):
-        return StoreRefused(message, uri=uri, key=key, hint="check the credentials and what they may do")
+        return StoreRefused(message, uri=uri, key=key, hint="check the credentials and their permissions")
     names = " ".join(kind.__name__ for kind in type(exc).__mro__).lower()
-    is_passing = isinstance(exc, TimeoutError | ConnectionError) or any(word in names for word in _PASSING)
-    if is_passing or (isinstance(exc, OSError) and exc.errno is not None):
+    is_transient = isinstance(exc, TimeoutError | ConnectionError) or any(word in names for word in _TRANSIENT)
+    if is_transient or (isinstance(exc, OSError) and exc.errno is not None):
         return StoreUnavailable(message, uri=uri, key=key)
     return StoreError(message, uri=uri, key=key)

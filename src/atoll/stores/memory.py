@@ -1,4 +1,4 @@
-"""Objects in a dictionary, for tests and for runs that stay in one process. One name is one store."""
+"""Objects in a dictionary, for tests and for runs in one process. One name is one store."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range
 _SCHEME, _PRIVATE = "memory://", "private-"
 
 
-class _Shelf:
-    """The objects of one name, and the lock that makes each operation one step."""
+class _Objects:
+    """The objects of one name, and the lock that makes each operation atomic."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.objects: dict[str, bytes] = {}
+        self.by_key: dict[str, bytes] = {}
 
 
-_shelves: WeakValueDictionary[str, _Shelf] = WeakValueDictionary()
-_named: dict[str, _Shelf] = {}  # keeps what was given a name alive as long as the process
+_stores: WeakValueDictionary[str, _Objects] = WeakValueDictionary()
+_named: dict[str, _Objects] = {}  # keeps named stores alive until the process ends
 _registry = Lock()
 
 
 class MemoryStore:
-    """`memory://name`. Without a name the store is private, and gone with its last reference."""
+    """`memory://name`. Without a name the store is private and ends with its last reference."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = name or f"{_PRIVATE}{uuid.uuid4().hex[:12]}"
         self.uri = _SCHEME + self._name
         with _registry:
-            self._shelf = _shelves.setdefault(self._name, _Shelf())
+            self._objects = _stores.setdefault(self._name, _Objects())
             if not self._name.startswith(_PRIVATE):
-                _named.setdefault(self._name, self._shelf)
+                _named.setdefault(self._name, self._objects)
 
     @classmethod
     def from_uri(cls, uri: str, **options: Any) -> MemoryStore:
@@ -52,30 +52,30 @@ class MemoryStore:
 
     def get(self, key: str, *, start: int = 0, length: int | None = None) -> Buffer:
         check_range(start, length)
-        with self._shelf.lock:
-            found = self._shelf.objects.get(check_key(key))
+        with self._objects.lock:
+            found = self._objects.by_key.get(check_key(key))
         if found is None:
             raise KeyNotFound(key, uri=self.uri)
         return found[start:] if length is None else found[start : start + length]
 
     def put(self, key: str, data: Data) -> None:
         whole = b"".join(pieces(data))
-        with self._shelf.lock:
-            self._shelf.objects[check_key(key)] = whole
+        with self._objects.lock:
+            self._objects.by_key[check_key(key)] = whole
 
     def create(self, key: str, data: Data) -> None:
         whole = b"".join(pieces(data))
-        with self._shelf.lock:
-            if check_key(key) in self._shelf.objects:
+        with self._objects.lock:
+            if check_key(key) in self._objects.by_key:
                 raise KeyExists(key, uri=self.uri)
-            self._shelf.objects[key] = whole
+            self._objects.by_key[key] = whole
 
     def list(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
-        with self._shelf.lock:
-            found = sorted(key for key in self._shelf.objects if key.startswith(prefix))
+        with self._objects.lock:
+            found = sorted(key for key in self._objects.by_key if key.startswith(prefix))
         return iter(found)
 
     def delete(self, key: str) -> None:
-        with self._shelf.lock:
-            self._shelf.objects.pop(check_key(key), None)
+        with self._objects.lock:
+            self._objects.by_key.pop(check_key(key), None)

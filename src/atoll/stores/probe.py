@@ -1,7 +1,6 @@
-"""See for oneself that a store keeps the promise everything rests on: of many `create`s of one key, one wins.
+"""Checks that a store keeps the clause on which rounds depend: of many `create`s of one key, one succeeds.
 
-Some services accept the condition and ignore it. Such a store is refused, with the reason, before anything depends
-on it.
+Some services accept the condition and ignore it. The probe refuses such a store before a run uses it.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ _TORN_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What was seen to hold, in words."""
+    """The checks that passed, in words."""
 
     uri: str
     checks: tuple[str, ...]
 
 
 def probe(store: Store, *, writers: int = 16) -> ProbeReport:
-    """Try everything a run needs of the store; raise `StoreError` with the first thing that does not hold.
+    """Check everything that a run needs of the store; raise `StoreError` for the first check that fails.
 
-    Takes a few dozen requests and leaves nothing behind.
+    Sends a few dozen requests and deletes its objects.
     """
-    checks = ["create refuses a taken key"]
+    checks = ["create refuses an existing key"]
     probe_create(store)
-    with _own_corner(store) as corner:
-        _race(store, f"{corner}/race", writers)
-        checks.append(f"of {writers} racing creates one wins")
-        _visible(store, corner)
-        checks.append("what was written is read and listed at once, what was deleted is gone")
-        _whole(store, f"{corner}/whole")
+    with _probe_folder(store) as folder:
+        _race(store, f"{folder}/race", writers)
+        checks.append(f"of {writers} concurrent creates one succeeds")
+        _visible(store, folder)
+        checks.append("written objects are read and listed at once, deleted objects are not")
+        _whole(store, f"{folder}/whole")
         checks.append("a reader never sees part of an object")
     return ProbeReport(store.uri, tuple(checks))
 
 
 def probe_create(store: Store) -> None:
-    """The short form: `create` twice, and expect a refusal. A handful of requests."""
-    with _own_corner(store) as corner:
-        key = f"{corner}/twice"
+    """The short form: `create` a key twice and expect a refusal. Sends a few requests."""
+    with _probe_folder(store) as folder:
+        key = f"{folder}/twice"
         store.create(key, b"first")
         try:
             store.create(key, b"second")
@@ -56,7 +55,7 @@ def probe_create(store: Store) -> None:
             pass
         else:
             raise _refusal(store, "overwrites", "a second `create` of the same key was accepted")
-        # More than one look: an answer spoilt on its way must not condemn the store.
+        # Three reads, because one corrupted response must not condemn the store.
         if all(bytes(store.get(key)) != b"first" for _ in range(3)):
             raise _refusal(store, "overwrites_when_refused", "a `create` that was refused changed the object")
 
@@ -75,29 +74,29 @@ def _race(store: Store, key: str, writers: int) -> None:
     with ThreadPoolExecutor(writers) as pool:
         winners = [name for name in pool.map(write, map(str, range(writers))) if name is not None]
     if len(winners) != 1:
-        raise _refusal(store, "race", f"{len(winners)} of {writers} racing creates won")
+        raise _refusal(store, "race", f"{len(winners)} of {writers} concurrent creates succeeded")
     if bytes(store.get(key)) != winners[0].encode():
-        raise _refusal(store, "race", "the object is not the one the winner of a race wrote")
+        raise _refusal(store, "race", "the object is not that of the successful `create`")
 
 
-def _visible(store: Store, corner: str) -> None:
-    keys = [f"{corner}/seen/{i}" for i in range(3)]
+def _visible(store: Store, folder: str) -> None:
+    keys = [f"{folder}/seen/{i}" for i in range(3)]
     for key in keys:
         store.put(key, key.encode())
     if any(bytes(store.get(key)) != key.encode() for key in keys):
-        raise _refusal(store, "not_read", "an object just written was not read back")
-    if list(store.list(f"{corner}/seen/")) != keys:
-        raise _refusal(store, "not_listed", "objects just written were not listed")
+        raise _refusal(store, "not_read", "a written object was not read back at once")
+    if list(store.list(f"{folder}/seen/")) != keys:
+        raise _refusal(store, "not_listed", "written objects were not listed at once")
     store.delete(keys[0])
     with suppress(KeyNotFound):
         store.get(keys[0])
-        raise _refusal(store, "still_read", "an object just deleted was still read")
-    if list(store.list(f"{corner}/seen/")) != keys[1:]:
-        raise _refusal(store, "still_listed", "an object just deleted was still listed")
+        raise _refusal(store, "still_read", "a deleted object was still read")
+    if list(store.list(f"{folder}/seen/")) != keys[1:]:
+        raise _refusal(store, "still_listed", "a deleted object was still listed")
 
 
 def _whole(store: Store, key: str) -> None:
-    """Read while someone writes. Not a proof, but it finds the stores that write in place."""
+    """Read during writes. Not a proof, but it finds stores that write in place."""
     versions = [letter * _TORN_BYTES for letter in (b"a", b"b")]
     store.put(key, versions[0])
     is_over = Event()
@@ -123,13 +122,13 @@ def _whole(store: Store, key: str) -> None:
 
 
 @contextmanager
-def _own_corner(store: Store) -> Iterator[str]:
-    corner = f"{PROBE_PREFIX}/{uuid.uuid4().hex}"
+def _probe_folder(store: Store) -> Iterator[str]:
+    folder = f"{PROBE_PREFIX}/{uuid.uuid4().hex}"
     try:
-        yield corner
+        yield folder
     finally:
         with suppress(StoreError):
-            for key in list(store.list(f"{corner}/")):
+            for key in list(store.list(f"{folder}/")):
                 store.delete(key)
 
 
@@ -138,6 +137,6 @@ def _refusal(store: Store, reason: str, what: str) -> StoreError:
         f"cannot use {store.uri}: {what}",
         uri=store.uri,
         reason=reason,
-        hint="replicas agree by atomic `create`; use a store that honours conditional writes, such as S3, GCS, Azure, "
+        hint="replicas need an atomic `create`; use a store with conditional writes, such as S3, GCS, Azure, "
         "SeaweedFS, or a folder that every replica mounts",
     )

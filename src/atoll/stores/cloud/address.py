@@ -1,6 +1,6 @@
-"""Where a cloud store is: a URI such as `s3://bucket/prefix?region=eu-west-1`, taken apart and put together again.
+"""The address of a cloud store: a URI such as `s3://bucket/prefix?region=eu-west-1`, parsed and formatted.
 
-The query holds what every reader of the store must know and nobody must hide. Secrets are never in it.
+The query has the options that every reader of the store needs. It never contains secrets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _YES, _NO = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
 
 @dataclass(frozen=True)
 class CloudAddress:
-    """A bucket (or container), a prefix in it, and how to reach it."""
+    """A bucket (or container), a prefix in it, and the options of the service."""
 
     service: Service
     bucket: str
@@ -48,7 +48,7 @@ class CloudAddress:
         return path + ("?" + urlencode(text, safe="/:") if text else "")
 
     def with_options(self, options: Mapping[str, Any]) -> CloudAddress:
-        """This address with some of its parts given by name; unknown names and bad values are refused."""
+        """This address with these options; raises `ConfigError` for unknown names and invalid values."""
         allowed = sorted(_FOR_SERVICE[self.service])
         for name in options:
             if name not in allowed:
@@ -60,10 +60,10 @@ class CloudAddress:
         return _checked(replace(self, **{name: _value(name, value) for name, value in options.items()}))
 
     def path(self, key: str) -> str:
-        """The object's full name in the bucket."""
+        """The full name of the object in the bucket."""
         full = f"{self.prefix}/{key}" if self.prefix else key
         if len(full.encode()) > 1024:
-            raise BadKey(key, "with the store's prefix in front, a key has at most 1024 bytes")
+            raise BadKey(key, "the prefix of the store and the key have at most 1024 bytes together")
         return full
 
     def key(self, path: str) -> str:
@@ -76,7 +76,7 @@ class CloudAddress:
 
 
 def parse_address(uri: str) -> CloudAddress:
-    """The address in a URI. The path is taken as it is written: `%20` is three characters."""
+    """The address in a URI. The path is not decoded: `%20` is three characters."""
     base, _, query = uri.partition("?")
     scheme, separator, rest = base.partition("://")
     if not separator or scheme not in _SCHEMES:

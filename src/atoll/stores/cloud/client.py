@@ -1,11 +1,4 @@
-"""Build obstore's clients from an address, settings and the environment.
-
-AWS credentials that obstore does not find itself: profiles, SSO and the files under `~/.aws`.
-
-The order is AWS's own: a profile asked for by name; keys in the environment; `AWS_PROFILE`; web identity (IRSA) and
-container credentials (EKS Pod Identity, ECS); the default profile; the instance's role. Those without a file are
-obstore's work, and it renews them; for the others botocore does, asked again every few minutes.
-"""
+"""Builds the obstore clients of a cloud store from its address, its settings and the environment."""
 
 from __future__ import annotations
 
@@ -27,58 +20,26 @@ if TYPE_CHECKING:
 
     Client = AzureStore | GCSStore | S3Store
 
-# botocore renews credentials ten minutes before they end, so a copy this old is always good.
-_ASK_AGAIN = timedelta(minutes=5)
+# botocore renews credentials ten minutes before they expire, so a copy of this age is always valid.
+_CREDENTIALS_TTL = timedelta(minutes=5)
 _HANDLED_BY_OBSTORE = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
 )
-
-
-def aws_credential_provider(profile: str | None, environ: Mapping[str, str] = os.environ) -> Any | None:
-    """What to ask for credentials, or None if obstore finds them alone."""
-    if profile is not None:
-        return _from_profile(profile)
-    if environ.get("AWS_ACCESS_KEY_ID") or environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
-        return None
-    if environ.get("AWS_PROFILE"):
-        return _from_profile(environ["AWS_PROFILE"])
-    if any(environ.get(name) for name in _HANDLED_BY_OBSTORE):
-        return None
-    return _from_default_profile() if _has_files(environ) and find_spec("boto3") else None
-
-
-def _from_profile(name: str) -> Any:
-    boto3 = require("boto3", extra="aws")
-    exceptions = require("botocore.exceptions", extra="aws")
-    try:
-        return _provider(boto3.Session(profile_name=name))
-    except (exceptions.BotoCoreError, ValueError) as exc:
-        raise ConfigError(f"AWS profile `{name}` gives no credentials: {exc}", hint="see `aws configure list`") from exc
-
-
-def _from_default_profile() -> Any | None:
-    session = require("boto3", extra="aws").Session()
-    return None if session.get_credentials() is None else _provider(session)
-
-
-def _provider(session: Any) -> Any:
-    return require("obstore.auth.boto3", extra="aws").Boto3CredentialProvider(session, ttl=_ASK_AGAIN)
-
-
-def _has_files(environ: Mapping[str, str]) -> bool:
-    home = Path(environ.get("HOME") or Path.home()) / ".aws"
-    shared = Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")
-    return shared.is_file() or Path(environ.get("AWS_CONFIG_FILE") or home / "config").is_file()
+_ENDPOINT_VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
 
 
 @dataclass(frozen=True)
 class CloudSettings:
-    """How long to wait, how often to try, whom to trust.
+    """Timeouts, retries and certificates.
 
-    `ca_file` adds certificates to the system's (default: what `AWS_CA_BUNDLE` names). `config` goes to obstore as it
-    is: keys, encryption, tenant, …
+    `ca_file` adds certificates to those of the system (default: `AWS_CA_BUNDLE`). `config` is passed to obstore: keys,
+    encryption, tenant, …
     """
 
     connect_timeout_s: float = 5.0
@@ -90,18 +51,18 @@ class CloudSettings:
     ca_file: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def patience_s(self, upload_bytes: int) -> float:
-        """How long a request may be silent. The HTTP client counts an upload as silence, so size matters.
+    def request_timeout_s(self, upload_bytes: int) -> float:
+        """The read timeout of a request. The HTTP client counts the upload too, so the timeout depends on its size.
 
-        Doubling steps keep the number of clients, and so of connection pools, small.
+        It grows by doubling, which keeps the number of clients, and so of connection pools, small.
         """
-        patience = self.read_timeout_s
-        while patience < upload_bytes / self.slowest_upload_bytes_per_s:
-            patience *= 2
-        return patience
+        timeout_s = self.read_timeout_s
+        while timeout_s < upload_bytes / self.slowest_upload_bytes_per_s:
+            timeout_s *= 2
+        return timeout_s
 
     def with_retry_timeout(self, seconds: float) -> CloudSettings:
-        """The same, but a request is given up after about so many seconds."""
+        """The same settings, with timeouts and retries of at most about `seconds`."""
         return replace(
             self,
             connect_timeout_s=min(self.connect_timeout_s, seconds),
@@ -110,11 +71,11 @@ class CloudSettings:
         )
 
 
-def build_client(address: CloudAddress, settings: CloudSettings, patience_s: float) -> Client:
-    """A client whose requests may be silent for `patience_s`."""
+def build_client(address: CloudAddress, settings: CloudSettings, timeout_s: float) -> Client:
+    """A client with this read timeout."""
     store = require("obstore.store", extra="cloud")
     common: dict[str, Any] = {
-        "client_options": _client_options(address, settings, patience_s),
+        "client_options": _client_options(address, settings, timeout_s),
         "retry_config": {
             "max_retries": settings.max_retries,
             "retry_timeout": timedelta(seconds=settings.retry_timeout_s),
@@ -131,11 +92,11 @@ def build_client(address: CloudAddress, settings: CloudSettings, patience_s: flo
     return client
 
 
-def _client_options(address: CloudAddress, settings: CloudSettings, patience_s: float) -> dict[str, Any]:
+def _client_options(address: CloudAddress, settings: CloudSettings, timeout_s: float) -> dict[str, Any]:
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=settings.connect_timeout_s),
-        "read_timeout": timedelta(seconds=patience_s),
-        "timeout": timedelta(seconds=30 * patience_s),
+        "read_timeout": timedelta(seconds=timeout_s),
+        "timeout": timedelta(seconds=30 * timeout_s),
         "allow_http": (_endpoint(address) or "https:").startswith("http:"),
     }
     if ca_file := ca_file_of(settings):
@@ -147,7 +108,7 @@ def _client_options(address: CloudAddress, settings: CloudSettings, patience_s: 
 
 
 def ca_file_of(settings: CloudSettings) -> str | None:
-    """Certificates to trust besides the system's."""
+    """The file with trusted certificates besides those of the system."""
     return settings.ca_file or os.environ.get("AWS_CA_BUNDLE") or None
 
 
@@ -157,10 +118,10 @@ def _s3_options(address: CloudAddress, settings: CloudSettings) -> dict[str, Any
     is_path_style = (
         address.path_style if address.path_style is not None else endpoint is not None or "." in address.bucket
     )
-    # TLS already protects the body on its way; hashing it again costs four times the CPU of the upload.
+    # TLS already protects the body; hashing it again costs four times the CPU of the upload.
     is_unsigned = is_tls if settings.unsigned_payload is None else settings.unsigned_payload
     config: dict[str, Any] = {
-        "disable_bulk_delete": True,  # many S3 clones lack it, and we delete one key at a time
+        "disable_bulk_delete": True,  # many S3 clones lack it, and the store deletes one key at a time
         "virtual_hosted_style_request": not is_path_style,
         "unsigned_payload": is_unsigned,
     }
@@ -168,7 +129,7 @@ def _s3_options(address: CloudAddress, settings: CloudSettings) -> dict[str, Any
         config["checksum_algorithm"] = "sha256"
     if endpoint is not None:
         at = endpoint if is_path_style else _with_bucket(endpoint, address.bucket)
-        config |= {"endpoint": at, "aws_endpoint_url_s3": at}  # the second one wins over its environment variable
+        config |= {"endpoint": at, "aws_endpoint_url_s3": at}  # the second one overrides its environment variable
     if address.region is not None:
         config["region"] = address.region
     if address.anonymous:
@@ -190,21 +151,14 @@ def _az_config(address: CloudAddress, settings: CloudSettings) -> dict[str, Any]
     return config | ({"skip_signature": True} if address.anonymous else {}) | dict(settings.config)
 
 
-_ENDPOINT_VARIABLES = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL",),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
-
-
 def _endpoint(address: CloudAddress) -> str | None:
     if address.endpoint is not None:
         return address.endpoint
     return next((os.environ[name] for name in _ENDPOINT_VARIABLES[address.service] if os.environ.get(name)), None)
 
 
-def is_own_endpoint(address: CloudAddress) -> bool:
-    """True if the service is not the cloud vendor's own, so what it promises has to be seen."""
+def is_custom_endpoint(address: CloudAddress) -> bool:
+    """Whether the endpoint is not one of the cloud vendor, so that `create` must be probed."""
     endpoint = _endpoint(address)
     host = urlsplit(endpoint).hostname or "" if endpoint else ""
     return bool(host) and not host.endswith((".amazonaws.com", ".googleapis.com", ".core.windows.net"))
@@ -213,3 +167,45 @@ def is_own_endpoint(address: CloudAddress) -> bool:
 def _with_bucket(endpoint: str, bucket: str) -> str:
     scheme, _, rest = endpoint.partition("://")
     return endpoint if rest.startswith(f"{bucket}.") else f"{scheme}://{bucket}.{rest}"
+
+
+def aws_credential_provider(profile: str | None, environ: Mapping[str, str] = os.environ) -> Any | None:
+    """The provider for AWS credentials that obstore does not find itself (profiles, SSO, files), or None.
+
+    The order is that of AWS: a profile of the address; keys in the environment; `AWS_PROFILE`; web identity (IRSA) and
+    container credentials (EKS Pod Identity, ECS); the default profile; the role of the instance. obstore handles and
+    renews those without a file; for the others it asks botocore every few minutes.
+    """
+    if profile is not None:
+        return _from_profile(profile)
+    if environ.get("AWS_ACCESS_KEY_ID") or environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        return None
+    if environ.get("AWS_PROFILE"):
+        return _from_profile(environ["AWS_PROFILE"])
+    if any(environ.get(name) for name in _HANDLED_BY_OBSTORE):
+        return None
+    return _from_default_profile() if _has_files(environ) and find_spec("boto3") else None
+
+
+def _from_profile(name: str) -> Any:
+    boto3 = require("boto3", extra="aws")
+    exceptions = require("botocore.exceptions", extra="aws")
+    try:
+        return _provider(boto3.Session(profile_name=name))
+    except (exceptions.BotoCoreError, ValueError) as exc:
+        raise ConfigError(f"AWS profile `{name}` has no credentials: {exc}", hint="see `aws configure list`") from exc
+
+
+def _from_default_profile() -> Any | None:
+    session = require("boto3", extra="aws").Session()
+    return None if session.get_credentials() is None else _provider(session)
+
+
+def _provider(session: Any) -> Any:
+    return require("obstore.auth.boto3", extra="aws").Boto3CredentialProvider(session, ttl=_CREDENTIALS_TTL)
+
+
+def _has_files(environ: Mapping[str, str]) -> bool:
+    home = Path(environ.get("HOME") or Path.home()) / ".aws"
+    shared = Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")
+    return shared.is_file() or Path(environ.get("AWS_CONFIG_FILE") or home / "config").is_file()

@@ -1,7 +1,6 @@
-"""What obstore says, as a store error: one table by HTTP status, one by the service's own error code.
+"""obstore's errors as store errors: one table by HTTP status, one by the service's own error code.
 
-obstore carries the answer's status and body only in the text of its exceptions, so that text is read here and
-nowhere else.
+obstore has the status and the body of a response only in the text of its exceptions; only this file parses that text.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from atoll.registry import install_command
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _BODY = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*</Error>", re.S)
-_REMARK = re.compile(r"<Message>([^<]*)</Message>")
-_SORT = re.compile(r"^Generic \w+ error: (?:Error performing list request: )?")
-_EFFORT = re.compile(
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_PREFIX = re.compile(r"^Generic \w+ error: (?:Error performing list request: )?")
+_RETRIES = re.compile(
     r"Error performing \w+ \S+ in (\S+?)(?:, after (\d+) retries, max_retries: \d+, retry_timeout: \S+)? +- "
 )
 
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AllAccessDisabled"}
-_STALE = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
-_SPOILT = {
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
+_CORRUPTED = {
     "BadDigest", "ClientDisconnected", "IncompleteBody", "Md5Mismatch", "XAmzContentChecksumMismatch",
     "XAmzContentSHA256Mismatch",
 }  # fmt: skip
-"""The body did not arrive as it was sent."""
-_TRY_AGAIN = {"RequestTimeout", "RequestTimeTooSkewed", "OperationAborted", "ConditionalRequestConflict"} | _SPOILT
+"""The service received a corrupted body."""
+_TRY_AGAIN = {"RequestTimeout", "RequestTimeTooSkewed", "OperationAborted", "ConditionalRequestConflict"} | _CORRUPTED
 _REFUSED = {
     "AccessDenied", "AccountProblem", "AuthenticationFailed", "AuthorizationFailure", "InvalidAccessKeyId",
     "InvalidSecurity", "NoSuchAccount", "SignatureDoesNotMatch",
@@ -38,7 +37,7 @@ _CREDENTIAL_SOURCES = ("/latest/api/token", "/latest/meta-data/iam/", "AssumeRol
 
 @dataclass(frozen=True)
 class Answer:
-    """What can be known about a failed request."""
+    """The known facts about a failed request."""
 
     kind: str
     text: str
@@ -48,17 +47,17 @@ class Answer:
 
     @property
     def is_about_credentials(self) -> bool:
-        """The request for credentials failed, so the store was never asked: its 404 says nothing about our key."""
+        """Whether the request for credentials failed; a 404 of that request says nothing about the key."""
         return any(source in self.text for source in _CREDENTIAL_SOURCES)
 
     @property
     def words(self) -> str:
-        """The text without what the message around it says already, and without the settings of the client."""
-        text, effort = _BODY.sub(_said, self.text), _EFFORT.search(self.text)
-        if effort is None or self.is_about_credentials:  # whom we asked for them is said nowhere else
+        """The text without the parts that the message repeats, and without the settings of the client."""
+        text, retries = _BODY.sub(_xml_words, self.text), _RETRIES.search(self.text)
+        if retries is None or self.is_about_credentials:  # the URL is nowhere else in the message
             return text
-        why = _SORT.sub("", text.replace(effort[0], ""))
-        return why if effort[2] in (None, "0") else f"{why} (after {effort[2]} retries in {_short(effort[1])})"
+        why = _PREFIX.sub("", text.replace(retries[0], ""))
+        return why if retries[2] in (None, "0") else f"{why} (after {retries[2]} retries in {_short(retries[1])})"
 
     @property
     def is_missing(self) -> bool:
@@ -67,8 +66,8 @@ class Answer:
         return self.kind == "FileNotFoundError" or self.status == 404
 
     @property
-    def is_taken(self) -> bool:
-        """The key exists, or another request for it is on its way (409), or our own first try got through (412)."""
+    def is_existing(self) -> bool:
+        """The key exists, another request for it is in progress (409), or our earlier attempt succeeded (412)."""
         return self.kind in ("AlreadyExistsError", "PreconditionError")
 
     @property
@@ -76,18 +75,18 @@ class Answer:
         return self.status == 416 or "Wanted range starting at" in self.text
 
     @property
-    def is_stale(self) -> bool:
-        """New credentials may help."""
-        return self.code in _STALE or self.kind == "UnauthenticatedError" or self.status == 401
+    def is_expired(self) -> bool:
+        """Whether new credentials may help."""
+        return self.code in _EXPIRED or self.kind == "UnauthenticatedError" or self.status == 401
 
     @property
-    def is_passing(self) -> bool:
-        """obstore does not try again, but should have."""
+    def is_transient(self) -> bool:
+        """Whether a retry may help that obstore does not make."""
         return self.code in _TRY_AGAIN or self.status == 409
 
 
 def answer_of(exc: Exception) -> Answer:
-    """Read a vendor exception."""
+    """The facts in an exception of obstore."""
     text = str(exc).partition("\n\nDebug source")[0].strip()
     status, code = _STATUS.search(text), _CODE.search(text)
     is_untrusted = "InvalidCertificate" in str(exc)
@@ -95,29 +94,29 @@ def answer_of(exc: Exception) -> Answer:
 
 
 def translated(answer: Answer, verb: str, uri: str, key: str) -> StoreError:
-    """The store error that says what happened, to what, and what to do. (S11)"""
+    """The store error with the request, the reason and a hint. (S11)"""
     message = f"cannot {verb} `{key}` in {uri}: {answer.words}"
     if answer.code in _NO_BUCKET:
         hint = "create the bucket first, or check its name and region"
         return StoreError(message, uri=uri, key=key, reason="bucket", hint=hint)
     if answer.is_missing:
         return KeyNotFound(key, uri=uri)
-    if answer.is_taken and verb == "create":
+    if answer.is_existing and verb == "create":
         return KeyExists(key, uri=uri)
     if answer.is_untrusted:
-        return StoreRefused(message, uri=uri, key=key, hint="its TLS certificate is not trusted; name yours in ca_file")
+        return StoreRefused(message, uri=uri, key=key, hint="its TLS certificate is not trusted; set ca_file")
     if answer.is_about_credentials:
         return StoreRefused(message, uri=uri, key=key, hint=_no_credentials())
-    if answer.code in _TRY_AGAIN or answer.is_taken:
+    if answer.code in _TRY_AGAIN or answer.is_existing:
         return StoreUnavailable(message, uri=uri, key=key)
-    if answer.code in _REFUSED | _STALE or answer.kind in ("PermissionDeniedError", "UnauthenticatedError"):
+    if answer.code in _REFUSED | _EXPIRED or answer.kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return StoreRefused(message, uri=uri, key=key, hint=_refusal_hint(answer, verb))
     return _by_status(answer, message, uri, key)
 
 
-def _said(body: re.Match[str]) -> str:
-    """What the body of an answer says, without its XML."""
-    return ": ".join(found[1] for found in (_CODE.search(body[0]), _REMARK.search(body[0])) if found) or body[0]
+def _xml_words(body: re.Match[str]) -> str:
+    """The code and the message of an XML body."""
+    return ": ".join(found[1] for found in (_CODE.search(body[0]), _MESSAGE.search(body[0])) if found) or body[0]
 
 
 def _by_status(answer: Answer, message: str, uri: str, key: str) -> StoreError:
@@ -151,4 +150,4 @@ def _no_credentials() -> str:
 def _refusal_hint(answer: Answer, verb: str) -> str:
     if verb == "get" and answer.code in (None, "AccessDenied"):
         return "without permission to list the bucket, S3 answers 403 for a missing key too: allow s3:ListBucket"
-    return "check the credentials and what they may do in this bucket"
+    return "check the credentials and their permissions for this bucket"

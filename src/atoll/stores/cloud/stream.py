@@ -1,13 +1,13 @@
-"""Reading large objects of S3 straight from the socket into the reader's memory.
+"""Reads large objects of S3 from the socket directly into the caller's memory.
 
-obstore collects a body in pieces and copies them together, which takes three times the CPU of receiving it once. So
-bodies that are read piece by piece come by a GET of our own, with an address that obstore has signed. This is the
-short way for the usual case and nothing else: whatever is out of the ordinary (a redirect, a refusal, a proxy, a
-service that wants more than a signed address) is left to obstore, which knows what to do and what to say.
+obstore collects a body in pieces and joins them, which takes three times the CPU of receiving it once. So `open_body`
+sends its own GET, with a URL that obstore has signed. This is the fast path for the usual case only: obstore handles
+everything else (a redirect, a refusal, a proxy, a service that needs more than a signed URL) and reports its errors.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -26,18 +26,19 @@ from atoll.stores.cloud.address import CloudAddress
 from atoll.stores.cloud.client import CloudSettings, ca_file_of
 from atoll.stores.fast import Descriptor, DescriptorBody
 
-_MOST_HEAD_BYTES = 1 << 16
-_MOST_IDLE = 64
-_ENOUGH = 3
-"""After so many answers in a row that were not for us, or did not come to their end, we stop asking,"""
-_REST_S = 60.0
-"""for so long: the service may only have been down."""
+log = logging.getLogger("atoll.stores")
+_MAX_HEAD_BYTES = 1 << 16
+_MAX_IDLE = 64
+_MAX_FAILURES = 3
+"""After this many failures in a row the reader leaves all requests to obstore,"""
+_PAUSE_S = 60.0
+"""for this long: the service may have been down."""
 TIMED_OUT = (TimeoutError, BlockingIOError)
-"""What Python's own time-outs raise, and what the kernel's do."""
+"""The errors of Python's timeouts and of the kernel's."""
 
 
 class Head(NamedTuple):
-    """The beginning of an answer, and what came with it of the body."""
+    """The status and headers of a response, and the first bytes of its body."""
 
     version: bytes
     status: int
@@ -46,7 +47,7 @@ class Head(NamedTuple):
 
     @property
     def size(self) -> int | None:
-        """Bytes of the body; None if there is no telling."""
+        """The size of the body; None if unknown."""
         length = self.headers.get(b"content-length", b"")
         return int(length) if length.isdigit() and b"transfer-encoding" not in self.headers else None
 
@@ -57,19 +58,19 @@ class Head(NamedTuple):
 
 
 class SocketBody(DescriptorBody):
-    """A body on its way. The connection goes back to those that can be used again once all of it has been read."""
+    """The body of a response. Its connection is reused after all of the body has been read."""
 
     def __init__(
         self,
         connection: socket.socket,
         head: Head,
         size: int,
-        let_go: Callable[[socket.socket], None],
-        break_off: Callable[[], None],
+        on_end: Callable[[socket.socket], None],
+        on_failure: Callable[[], None],
     ) -> None:
         self._connection: socket.socket | None = connection
         self._more = memoryview(head.more)
-        self._let_go, self._break_off = let_go, break_off
+        self._on_end, self._on_failure = on_end, on_failure
         self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
         self.size = self._left = size
         self.uri = self.key = ""
@@ -83,7 +84,7 @@ class SocketBody(DescriptorBody):
             self._fill(self._connection, buffer)
         except OSError as exc:
             self.was_cut(exc)
-        except BaseException:  # Ctrl-C, say: some bytes were taken and nobody knows how many
+        except BaseException:  # for instance Ctrl-C: the number of bytes read is unknown
             self.close()
             raise
         self._left -= len(buffer)
@@ -100,10 +101,10 @@ class SocketBody(DescriptorBody):
     def was_cut(self, error: OSError | None) -> NoReturn:
         error = error or ConnectionResetError("the connection was closed")
         self.close()
-        self._break_off()
+        self._on_failure()
         is_late = isinstance(error, TIMED_OUT)
-        why = "no bytes came for too long" if is_late else error
-        raise self._unavailable(f"did not come to its end: {why}", "timeout" if is_late else "cut") from error
+        why = "timeout" if is_late else error
+        raise self._unavailable(f"ended early: {why}", "timeout" if is_late else "cut") from error
 
     def _unavailable(self, what: str, reason: str) -> StoreUnavailable:
         return StoreUnavailable(f"`{self.key}` in {self.uri} {what}", uri=self.uri, key=self.key, reason=reason)
@@ -126,15 +127,15 @@ class SocketBody(DescriptorBody):
         if self._left:
             connection.close()
         else:
-            self._let_go(connection)
+            self._on_end(connection)
 
     def __del__(self) -> None:
-        if self._connection is not None:  # not kept: the lock that takes may be held by the very thread this runs in
+        if self._connection is not None:  # closed, not reused: this thread may hold the lock for that
             self._connection.close()
 
 
-class StraightReader:
-    """Opens bodies by signed addresses. Shared by threads; connections are kept and used again."""
+class DirectReader:
+    """Opens bodies by signed URLs. Threads share it; connections are reused."""
 
     def __init__(self, sign: Callable[[str], str], settings: CloudSettings, clock: Clock) -> None:
         self._sign, self._settings, self._clock = sign, settings, clock
@@ -142,23 +143,23 @@ class StraightReader:
         self._idle: list[tuple[tuple[str, str], socket.socket]] = []
         weakref.finalize(self, _close_all, self._idle)
         self._tls: ssl.SSLContext | None = None
-        self._failures, self._rest_until = 0, 0.0
+        self._failures, self._paused_until = 0, 0.0
 
     @classmethod
-    def fits(cls, address: CloudAddress, settings: CloudSettings) -> bool:
-        """Whether a signed address is all it takes to read an object: S3, no proxy, nothing special asked for."""
+    def supports(cls, address: CloudAddress, settings: CloudSettings) -> bool:
+        """Whether a signed URL is enough to read an object: S3, no proxy, no special options."""
         return address.service == "s3" and not address.anonymous and not settings.config and not _proxies()
 
     def open(self, uri: str, key: str, path: str) -> SocketBody | None:
-        """The body; None when the object must be asked for in the other way. `KeyNotFound` when there is none."""
-        if self._failures >= _ENOUGH and self._clock.monotonic() < self._rest_until:
+        """The body; None if obstore must read the object. Raises `KeyNotFound`."""
+        if self._failures >= _MAX_FAILURES and self._clock.monotonic() < self._paused_until:
             return None
         found: SocketBody | bytes = b""
         try:
-            found = self._ask(self._sign(path))
-        except Exception as exc:  # whatever it is, the other way is tried, and tells
-            if isinstance(exc, TIMED_OUT) and self._has_no_more_patience:
-                message = f"cannot read `{key}` in {uri}: no answer in time"
+            found = self._get(self._sign(path))
+        except Exception as exc:  # obstore reads the object instead, and reports the error
+            if isinstance(exc, TIMED_OUT) and self._has_no_retries:
+                message = f"cannot read `{key}` in {uri}: no response in time"
                 raise StoreUnavailable(message, uri=uri, key=key, reason="timeout") from exc
         if isinstance(found, SocketBody):
             found.uri, found.key = uri, key
@@ -166,55 +167,56 @@ class StraightReader:
         if found == b"NoSuchKey":
             self._failures = 0
             raise KeyNotFound(key, uri=uri)
-        self._fail()
+        log.debug("obstore reads `%s` in %s instead of a direct request", key, uri)
+        self._record_failure()
         return None
 
-    def _fail(self) -> None:
+    def _record_failure(self) -> None:
         self._failures += 1
-        self._rest_until = self._clock.monotonic() + _REST_S
+        self._paused_until = self._clock.monotonic() + _PAUSE_S
 
     @property
-    def _has_no_more_patience(self) -> bool:
-        """Whether waiting for one answer that did not come was all the waiting that is wanted."""
+    def _has_no_retries(self) -> bool:
+        """Whether one read timeout uses up the whole time for retries."""
         return self._settings.retry_timeout_s <= self._settings.read_timeout_s
 
-    def _ask(self, url: str) -> SocketBody | bytes:
-        """A body, or the service's word for why there is none."""
+    def _get(self, url: str) -> SocketBody | bytes:
+        """The body, or the error code of the service."""
         parts = urlsplit(url)
-        place = (parts.scheme, parts.netloc)
+        origin = (parts.scheme, parts.netloc)
         request = (
             f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
             "User-Agent: atoll\r\nAccept-Encoding: identity\r\n\r\n"
         ).encode("ascii")
-        while (connection := self._take_idle(place)) is not None:
+        while (connection := self._take_idle(origin)) is not None:
             try:
-                return self._answer(place, connection, request)
+                return self._answer(origin, connection, request)
             except TIMED_OUT:
-                raise  # a new connection would be as silent
+                raise  # a new connection would time out too
             except OSError:
-                continue  # it had been closed while nobody used it
-        return self._answer(place, self._connect(parts.scheme, parts.hostname or "", parts.port), request)
+                continue  # the server closed it while it was idle
+        return self._answer(origin, self._connect(parts.scheme, parts.hostname or "", parts.port), request)
 
-    def _answer(self, place: tuple[str, str], connection: socket.socket, request: bytes) -> SocketBody | bytes:
+    def _answer(self, origin: tuple[str, str], connection: socket.socket, request: bytes) -> SocketBody | bytes:
         try:
             connection.sendall(request)
             head = _read_head(connection)
             if head.size is None or head.size < len(head.more):
-                raise ValueError("no telling where the body ends")
+                raise ValueError("the size of the body is unknown")
         except BaseException:
             connection.close()
             raise
 
-        def let_go(used: socket.socket) -> None:
+        def on_end(used: socket.socket) -> None:
             if head.status == 200:
-                self._failures = 0  # it has come to its end
+                self._failures = 0
             if head.is_last:
                 used.close()
             else:
-                self._keep(place, used)
+                self._keep(origin, used)
 
-        body = SocketBody(connection, head, head.size, let_go, self._fail)
-        return body if head.status == 200 else _refusal(head.status, body)
+        body = SocketBody(connection, head, head.size, on_end, self._record_failure)
+        return body if head.status == 200 else _error_code(head.status, body)
 
     def _connect(self, scheme: str, host: str, port: int | None) -> socket.socket:
         is_tls = scheme == "https"
@@ -223,24 +225,24 @@ class StraightReader:
         )
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            return self._wrapped(connection, host) if is_tls else self._waiting(connection)
+            return self._wrapped(connection, host) if is_tls else self._with_timeouts(connection)
         except BaseException:
             connection.close()
             raise
 
     def _wrapped(self, connection: socket.socket, host: str) -> ssl.SSLSocket:
-        # With the kernel's time-outs instead, OpenSSL would be asked again and again, for ever.
+        # Not the kernel's timeouts: OpenSSL would repeat the read forever.
         wrapped = self._context().wrap_socket(connection, server_hostname=host)
         wrapped.settimeout(self._settings.read_timeout_s)
         return wrapped
 
-    def _waiting(self, connection: socket.socket) -> socket.socket:
-        # Python's own time-outs make a socket return with whatever is there; the kernel's let it wait for all we asked.
+    def _with_timeouts(self, connection: socket.socket) -> socket.socket:
+        # With Python's timeouts a read returns early with some bytes; with the kernel's it waits for all of them.
         connection.settimeout(None)
         whole, part = divmod(max(self._settings.read_timeout_s, 1e-3), 1)
-        patience = struct.pack("ll", int(whole), int(part * 1e6))
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        timeout = struct.pack("ll", int(whole), int(part * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         return connection
 
     def _context(self) -> ssl.SSLContext:
@@ -252,24 +254,24 @@ class StraightReader:
                 self._tls = context
             return self._tls
 
-    def _take_idle(self, place: tuple[str, str]) -> socket.socket | None:
-        while (connection := self._pop_idle(place)) is not None:
-            if not _has_news(connection):
+    def _take_idle(self, origin: tuple[str, str]) -> socket.socket | None:
+        while (connection := self._pop_idle(origin)) is not None:
+            if not _is_unusable(connection):
                 return connection
             connection.close()
         return None
 
-    def _pop_idle(self, place: tuple[str, str]) -> socket.socket | None:
+    def _pop_idle(self, origin: tuple[str, str]) -> socket.socket | None:
         with self._lock:
             for i in reversed(range(len(self._idle))):
-                if self._idle[i][0] == place:
+                if self._idle[i][0] == origin:
                     return self._idle.pop(i)[1]
         return None
 
-    def _keep(self, place: tuple[str, str], connection: socket.socket) -> None:
+    def _keep(self, origin: tuple[str, str], connection: socket.socket) -> None:
         with self._lock:
-            self._idle.append((place, connection))
-            surplus = self._idle.pop(0)[1] if len(self._idle) > _MOST_IDLE else None
+            self._idle.append((origin, connection))
+            surplus = self._idle.pop(0)[1] if len(self._idle) > _MAX_IDLE else None
         if surplus is not None:
             surplus.close()
 
@@ -283,16 +285,16 @@ def _close_all(idle: list[tuple[tuple[str, str], socket.socket]]) -> None:
         connection.close()
 
 
-def _has_news(connection: socket.socket) -> bool:
-    """Whether an idle connection has been closed, or holds bytes nobody asked for: the next answer is not ours then."""
+def _is_unusable(connection: socket.socket) -> bool:
+    """Whether the server closed an idle connection or sent bytes without a request."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0)) or (isinstance(connection, ssl.SSLSocket) and connection.pending() > 0)
 
 
-def _refusal(status: int, body: SocketBody) -> bytes:
-    """The service's word for why there is no object, if that is what it says."""
-    text = bytearray(min(body.size, _MOST_HEAD_BYTES))
+def _error_code(status: int, body: SocketBody) -> bytes:
+    """The error code in the body of a 404; empty for any other status."""
+    text = bytearray(min(body.size, _MAX_HEAD_BYTES))
     try:
         body.readinto(memoryview(text))
     finally:
@@ -302,19 +304,19 @@ def _refusal(status: int, body: SocketBody) -> bytes:
 
 
 def _read_head(connection: socket.socket) -> Head:
-    """The status and headers of an answer. `OSError` when there is none, `ValueError` when it is not one."""
+    """The head of a response. Raises `OSError` without one, `ValueError` for an invalid one."""
     raw = b""
     while b"\r\n\r\n" not in raw:
         piece = connection.recv(4096)
         if not piece:
             raise ConnectionResetError("the connection was closed")
         raw += piece
-        if len(raw) > _MOST_HEAD_BYTES:
-            raise ValueError("too long a head")
+        if len(raw) > _MAX_HEAD_BYTES:
+            raise ValueError("the head is too long")
     head, _, more = raw.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     version, _, rest = first.partition(b" ")
     if not version.startswith(b"HTTP/1."):
-        raise ValueError("not an answer of HTTP/1")
+        raise ValueError("not an HTTP/1 response")
     headers = (line.partition(b":") for line in lines)
     return Head(version, int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in headers}, more)

@@ -1,14 +1,8 @@
-"""Reading a file: into memory, or where it lies if it is large and the file system is this machine's own.
+"""Reads and writes the files of a file store; `FileStore` decides which files.
 
-A view of a mapped file copies nothing. Objects are replaced and removed by name only, so the mapped one stays as it
-was. On a network file system another machine's unlink could take the pages away (SIGBUS), so files are copied there.
-
-Filling a file of ours with the bytes of an object, slice by slice.
-
-Files of a tmpfs in huge pages: what the kernel does 512 times otherwise, it does once.
-
-Such files are written and read twice as fast. Only files that are kept to be written again get them: a virtual machine
-may have given its free memory back to its host, and then a huge page costs more than 512 small ones that it still has.
+A large file on a local file system is mapped instead of copied. Objects are replaced and removed by name only, so a
+mapped file does not change. On a network file system, a delete by another machine could remove the pages (SIGBUS), so
+files are copied there. Recycled files on a tmpfs are written in huge pages.
 """
 
 from __future__ import annotations
@@ -36,26 +30,120 @@ from atoll.stores.file.paths import translated
 
 Given: TypeAlias = Sequence[memoryview] | HashedWhileWritten
 SLICE = 1 << 18
-"""Written by one call: where large pages are allowed, the kernel takes some of this size. Larger ones are hardly
-faster, and may be had only of memory that a virtual machine has given back to its host, which takes many times as
-long."""
+"""Bytes of one write call: where large pages are allowed, the kernel uses pages of this size. Larger pages are hardly
+faster, and a virtual machine may have to get them back from its host, which takes many times as long."""
 _MOST_PARTS = 256  # of one write call; Linux allows 1 024
+_READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
+_MAP_FROM = 1 << 20
+_LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay"})
+_MOUNTS = Path("/proc/self/mountinfo")
+HUGE = 2 << 20
+_WINDOW = 4 * HUGE
+"""Bytes mapped at once: more is not faster, and would count as memory of the process."""
+
+_MAP_FIXED, _MADV_COLLAPSE = 0x10, 25
+_IS_HUGE = stat.S_ISVTX
+"""A mode bit that kept files of deleted objects retain, and that has no other meaning for files on Linux."""
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class FileBody(DescriptorBody):
+    """An open file, read from its beginning."""
+
+    def __init__(self, fd: int, uri: str, key: str, *, may_be_huge: bool = False) -> None:
+        self._uri, self._key = uri, key
+        try:
+            self._file = FileIO(fd)
+        except OSError as exc:  # a folder
+            os.close(fd)
+            raise translated(exc, "read", uri, key) from exc
+        found = os.fstat(fd)
+        self.size = found.st_size
+        self._is_huge = may_be_huge and is_huge(found)  # a copy on another file system keeps the mode bit
+
+    def readinto(self, buffer: memoryview) -> None:
+        try:
+            while (count := self._file.readinto(buffer)) < len(buffer):
+                if not count:
+                    self.was_cut(None)
+                buffer = buffer[count:]
+        except OSError as exc:
+            self.was_cut(exc)
+        except ValueError as exc:
+            raise StoreUnavailable(f"`{self._key}` in {self._uri} is closed", uri=self._uri, key=self._key) from exc
+
+    def descriptor(self) -> Descriptor:
+        return Descriptor(self._file.fileno(), is_huge=self._is_huge)
+
+    def was_read(self, count: int) -> None:
+        """Does nothing: the descriptor has its own position."""
+
+    def was_cut(self, error: OSError | None) -> NoReturn:
+        if error is not None:
+            raise translated(error, "read", self._uri, self._key) from error
+        raise StoreUnavailable(f"`{self._key}` in {self._uri} ended early", uri=self._uri, key=self._key, reason="cut")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+
+def read(fd: int, start: int, length: int | None, *, may_map: bool) -> Buffer:
+    """Up to `length` bytes of an open file from `start`; mapped if the file is large and `may_map`."""
+    size = os.fstat(fd).st_size
+    end = size if length is None else min(size, start + length)
+    if may_map and start == 0 and end == size >= _MAP_FROM:
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return memoryview(mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ))
+    chunks: list[bytes] = []
+    while start < end:
+        chunk = os.pread(fd, min(end - start, _READ_LIMIT), start)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        start += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def is_local(kind: str) -> bool:
+    """Whether only this machine writes to this kind of file system."""
+    return kind in _LOCAL
+
+
+def file_system(folder: Path) -> str:
+    """The kind of the folder's file system; empty if unknown."""
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape")
+        inside = folder == Path(point) or point == "/" or str(folder).startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
 
 
 def given(data: Data) -> Given:
+    """The data in the form that the functions below write."""
     return data if isinstance(data, HashedWhileWritten) else pieces(data)
 
 
 def write(fd: int, data: Given) -> None:
-    """Write all of it, from the beginning of the file on."""
+    """Write all data, from the beginning of the file."""
     if isinstance(data, HashedWhileWritten):
         write_from(fd, data, 0)
         return
     left = deque(part for part in data if part)
-    room = SLICE
+    space = SLICE
     while left:
-        written = os.writev(fd, _front(left, room))
-        room = room - written or SLICE
+        written = os.writev(fd, _front(left, space))
+        space = space - written or SLICE
         while left and written >= len(left[0]):
             written -= len(left.popleft())
         if written:
@@ -63,7 +151,7 @@ def write(fd: int, data: Given) -> None:
 
 
 def write_from(fd: int, data: HashedWhileWritten, start: int) -> None:
-    """Write what is left of a payload, and the front."""
+    """Write the payload from `start`, then the front."""
     if start < len(data.payload):
         data.write_hashed(fd, start, len(data.payload), SLICE)
     write_at(fd, data.front(), 0)
@@ -76,36 +164,28 @@ def write_at(fd: int, data: Buffer, at: int) -> None:
         left, at = left[written:], at + written
 
 
-def _front(parts: Iterable[memoryview], room: int) -> list[memoryview]:
-    """The first `room` bytes of these parts, or less if there are many of them."""
+def _front(parts: Iterable[memoryview], size: int) -> list[memoryview]:
+    """The first `size` bytes of these parts, or fewer if there are many parts."""
     front: list[memoryview] = []
     for part in islice(parts, _MOST_PARTS):
-        front.append(part[:room])
-        room -= len(front[-1])
-        if not room:
+        front.append(part[:size])
+        size -= len(front[-1])
+        if not size:
             break
     return front
 
 
-HUGE = 2 << 20
-_WINDOW = 4 * HUGE
-"""Mapped at once: more is not faster, and would show in the memory of the process."""
-
-_MAP_FIXED, _MADV_COLLAPSE = 0x10, 25
-_IS_HUGE = stat.S_ISVTX
-"""A mark that files of deleted objects keep, and that means nothing else on Linux."""
-_FAILED = ctypes.c_void_p(-1).value
-
-
 def is_huge(found: os.stat_result) -> bool:
-    """Whether a file has been written so, and has no holes. It is never made shorter then."""
+    """Whether `write_huge` wrote the file and it has no holes. Such a file never becomes shorter."""
     return bool(found.st_mode & _IS_HUGE) and found.st_blocks * 512 >= found.st_size
 
 
 def write_huge(fd: int, data: Given) -> bool:
-    """Fill a new file, or one of as many bytes; False if that has to be done another way, whatever was done so far.
+    """Fill a new file, or one of the same size, in huge pages; False if the caller must write it with `write`.
 
-    The file is open for reading and writing, and nobody else's.
+    Writing and reading is twice as fast: the kernel handles one page instead of 512. Only recycled files get huge
+    pages: if a virtual machine has returned its free memory to the host, a new huge page costs more than 512 small
+    ones. The file is open for reading and writing, and no other process has it.
     """
     found, size = os.fstat(fd), size_of(data)
     whole = size - size % HUGE
@@ -115,7 +195,7 @@ def write_huge(fd: int, data: Given) -> bool:
         if not (found.st_size and found.st_mode & _IS_HUGE):
             _make(fd, whole)
             os.fchmod(fd, stat.S_IMODE(found.st_mode) | _IS_HUGE)
-        elif not is_huge(found):  # a hole may find no memory, which would be the end of us
+        elif not is_huge(found):  # writing to a hole without free memory would kill the process
             return False
         for start in range(0, whole, _WINDOW):
             stop = min(start + _WINDOW, whole)
@@ -131,12 +211,12 @@ def write_huge(fd: int, data: Given) -> bool:
 
 
 def _make(fd: int, size: int) -> None:
-    """Give the file huge pages, for what it has and for what it lacks. Its bytes may be lost.
+    """Give the whole file huge pages. Its bytes may be lost.
 
-    Takes its time even if it has them: the kernel asks every processor.
+    This is slow even if the file has them: the kernel interrupts every processor.
     """
     for start in range(0, size, HUGE):
-        os.pwrite(fd, b"\0", start)  # where there is nothing at all the kernel makes no huge page
+        os.pwrite(fd, b"\0", start)  # the kernel makes no huge page of a hole
     if os.fstat(fd).st_size < size:
         os.ftruncate(fd, size)
     with _mapped(fd, 0, size) as address:
@@ -147,7 +227,7 @@ def _make(fd: int, size: int) -> None:
 
 @contextmanager
 def _mapped(fd: int, start: int, stop: int) -> Iterator[int]:
-    """Where these bytes of the file are in memory: at an address that huge pages can have."""
+    """Map these bytes of the file, at an address that is aligned for huge pages."""
     libc = _libc()
     assert libc is not None
     length = stop - start
@@ -161,33 +241,33 @@ def _mapped(fd: int, start: int, stop: int) -> Iterator[int]:
 
 
 def _fill(address: int, data: Given, start: int, stop: int) -> None:
-    """Put these bytes of the file there; of what is unsealed, not the front."""
+    """Write these bytes of the file to the address; not the front of a `HashedWhileWritten`."""
     if isinstance(data, HashedWhileWritten):
         first = max(start, data.front_bytes)
-        room = memoryview((ctypes.c_ubyte * (stop - first)).from_address(address + first - start)).cast("B")
-        data.hash_and_norm(first - data.front_bytes, stop - data.front_bytes, room)
+        out = memoryview((ctypes.c_ubyte * (stop - first)).from_address(address + first - start)).cast("B")
+        data.hash_and_norm(first - data.front_bytes, stop - data.front_bytes, out)
     else:
         _copy(address, _between(data, start, stop))
 
 
 def _copy(address: int, parts: Iterator[memoryview]) -> None:
-    import numpy as np  # here: most who open a folder need neither them nor us
+    import numpy as np  # imported here, because most users of a file store need neither
 
     from atoll.kernels import fused
 
-    passes = fused.current()
+    kernels = fused.current()
     for part in parts:
         data = np.frombuffer(part, np.uint8)
-        room = np.frombuffer(memoryview((ctypes.c_ubyte * len(part)).from_address(address)), np.uint8)
-        if passes is None:
-            np.copyto(room, data)  # both let other threads run
+        out = np.frombuffer(memoryview((ctypes.c_ubyte * len(part)).from_address(address)), np.uint8)
+        if kernels is None:
+            np.copyto(out, data)  # like `copy`, it releases the GIL
         else:
-            passes.copy(data, room)
+            kernels.copy(data, out)
         address += len(part)
 
 
 def _between(parts: Sequence[memoryview], start: int, stop: int) -> Iterator[memoryview]:
-    """What there is from `start` to `stop` of these parts, one after the other."""
+    """The bytes from `start` to `stop` of the joined parts."""
     for part in parts:
         piece = part[max(start, 0) : max(stop, 0)]
         if piece:
@@ -197,7 +277,7 @@ def _between(parts: Sequence[memoryview], start: int, stop: int) -> Iterator[mem
 
 @cache
 def _libc() -> ctypes.CDLL | None:
-    """None where there is no such call, or no numpy."""
+    """libc with `mmap` and `madvise`; None without these calls or without numpy."""
     if find_spec("numpy") is None or not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -217,91 +297,3 @@ def _address(found: int | None) -> int:
 def _error() -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))
-
-
-_READ_LIMIT = 1 << 30  # one read call returns at most 2 GiB on Linux
-_MAP_FROM = 1 << 20
-_LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay"})
-_MOUNTS = Path("/proc/self/mountinfo")
-
-
-class FileBody(DescriptorBody):
-    """An open file, read from its beginning."""
-
-    def __init__(self, fd: int, uri: str, key: str, *, may_be_huge: bool = False) -> None:
-        self._uri, self._key = uri, key
-        try:
-            self._file = FileIO(fd)
-        except OSError as exc:  # a folder
-            os.close(fd)
-            raise translated(exc, "read", uri, key) from exc
-        found = os.fstat(fd)
-        self.size = found.st_size
-        self._is_huge = may_be_huge and is_huge(found)  # a copy on another file system keeps the mark
-
-    def readinto(self, buffer: memoryview) -> None:
-        try:
-            while (count := self._file.readinto(buffer)) < len(buffer):
-                if not count:
-                    self.was_cut(None)
-                buffer = buffer[count:]
-        except OSError as exc:
-            self.was_cut(exc)
-        except ValueError as exc:
-            raise StoreUnavailable(f"`{self._key}` in {self._uri} is closed", uri=self._uri, key=self._key) from exc
-
-    def descriptor(self) -> Descriptor:
-        return Descriptor(self._file.fileno(), is_huge=self._is_huge)
-
-    def was_read(self, count: int) -> None:
-        """The file knows."""
-
-    def was_cut(self, error: OSError | None) -> NoReturn:
-        if error is not None:
-            raise translated(error, "read", self._uri, self._key) from error
-        raise StoreUnavailable(f"`{self._key}` in {self._uri} ended early", uri=self._uri, key=self._key, reason="cut")
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
-
-
-def read(fd: int, start: int, length: int | None, *, may_map: bool) -> Buffer:
-    """The bytes of an open file from `start`, as far as there are any."""
-    size = os.fstat(fd).st_size
-    end = size if length is None else min(size, start + length)
-    if may_map and start == 0 and end == size >= _MAP_FROM:
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        return memoryview(mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ))
-    chunks: list[bytes] = []
-    while start < end:
-        chunk = os.pread(fd, min(end - start, _READ_LIMIT), start)
-        if not chunk:
-            break
-        chunks.append(chunk)
-        start += len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def is_local(kind: str) -> bool:
-    """Whether only this machine writes to such a file system."""
-    return kind in _LOCAL
-
-
-def file_system(folder: Path) -> str:
-    """What kind of file system the folder is on; empty if nobody knows."""
-    try:
-        lines = _MOUNTS.read_text().splitlines()
-    except OSError:
-        return ""
-    best, kind = "", ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape")
-        inside = folder == Path(point) or point == "/" or str(folder).startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind

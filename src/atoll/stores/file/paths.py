@@ -1,11 +1,9 @@
-"""What the operating system says, as a store error.
+"""Keys as paths below the root of a file store and back, and operating system errors as store errors.
 
-How a key becomes a path under the root of a file store, and back.
-
-Unlike a file system, a store may hold `a` and `a/b` at once. So the names of objects and the names of folders are two
-sets that never meet: a name with a dot is an object, one without is a folder, and the odd ones out carry a mark
-(`a` the object is `a~f`, `v1.2` the folder is `v1.2~d`). Usual keys, `exp/run.json`, stay as they are.
-No key can name `..`, nor anything outside the root, nor the folder of unfinished files.
+Unlike a file system, a store may have `a` and `a/b` at once. So objects and folders have different names: a name with a
+dot is an object, one without is a folder, and all others get a mark (the object `a` is `a~f`, the folder `v1.2` is
+`v1.2~d`). Usual keys, such as `exp/run.json`, stay as they are. No key has a path outside of the root, or in the folder
+of unfinished files.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from atoll.stores.base import check_key
 _FILE_MARK, _FOLDER_MARK = "~f", "~d"
 
 TEMP_FOLDER = ".atoll-tmp~f"
-"""Where unfinished files live. No key leads here: the object `.atoll-tmp` has a dot, so it never gets this mark."""
+"""The folder of unfinished files. No key has this path: the name `.atoll-tmp` has a dot, so it gets no mark."""
 
 
 def path_of(root: str, key: str, *, is_folder: bool) -> str:
-    """The path of an object, or of the folder that holds the keys below `key`."""
+    """The path of an object, or of the folder for the keys below `key`."""
     above, _, last = key.rpartition("/")
     folder = _folder_of(root, above) if above else root
     return f"{folder}/{_folder_name(last) if is_folder else _file_name(last)}"
@@ -42,7 +40,7 @@ def key_of_file(name: str) -> str | None:
 
 
 def key_of_folder(name: str) -> str | None:
-    """The part of a key that this folder stands for, or None if it is not one of ours."""
+    """The part of a key with this folder name, or None if no key has it."""
     part = name.removesuffix(_FOLDER_MARK)
     return part if _folder_name(part) == name and _is_key(part) else None
 
@@ -60,7 +58,7 @@ def _is_marked(part: str) -> bool:
 
 
 def _is_key(part: str) -> bool:
-    """False for what other programs may have put here under names no key can have."""
+    """False for files of other programs, whose names no key can have."""
     try:
         check_key(part)
     except BadKey:
@@ -76,13 +74,13 @@ _UNAVAILABLE = {
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-class file_errors:  # noqa: N801 - used as a function is
-    """Turn an `OSError` inside the block into a typed store error, keeping the cause. (S11)"""
+class file_errors:  # noqa: N801 - used like a function
+    """Translate an `OSError` of the block to a typed store error. (S11)"""
 
-    __slots__ = ("_what",)
+    __slots__ = ("_request",)
 
     def __init__(self, verb: str, uri: str, key: str) -> None:
-        self._what = verb, uri, key
+        self._request = verb, uri, key
 
     def __enter__(self) -> None:
         pass
@@ -91,10 +89,11 @@ class file_errors:  # noqa: N801 - used as a function is
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(exc, OSError) and not isinstance(exc, AtollError):
-            raise translated(exc, *self._what) from exc
+            raise translated(exc, *self._request) from exc
 
 
 def translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:
+    """The store error for an error of the operating system."""
     message = f"cannot {verb} `{key}` in {uri}: {exc.strerror or exc}"
     if exc.errno == errno.ENAMETOOLONG:
         return BadKey(key, f"this file system cannot hold so long a name under {uri}")
@@ -102,7 +101,7 @@ def translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:
         hint = "this file system has no hard links, so `create` cannot be atomic here; use another folder"
         return StoreRefused(message, uri=uri, key=key, reason="hard_links", hint=hint)
     if exc.errno in _REFUSED:
-        return StoreRefused(message, uri=uri, key=key, hint="check who owns the folder and how it is mounted")
+        return StoreRefused(message, uri=uri, key=key, hint="check the owner of the folder and how it is mounted")
     if exc.errno in _UNAVAILABLE:
         return StoreUnavailable(message, uri=uri, key=key)
     return StoreError(message, uri=uri, key=key)

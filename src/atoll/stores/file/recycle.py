@@ -1,7 +1,7 @@
-"""Files of deleted objects, kept to be written again: overwriting pages is several times faster than getting new ones.
+"""Files of deleted objects, kept to be overwritten: overwriting pages is several times faster than allocating new ones.
 
-Only for objects that nobody reads any more when they are deleted. A spare is used for an object of exactly its size, so
-no reader that is late after all sees a file shrink; the bytes change under it, which its checksums tell.
+Only for objects without readers. A kept file is used for an object of exactly its size, so that no late reader sees a
+file shrink; the bytes change while it reads, which its checksums detect.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SPARE_FOLDER = "spare"
 LEAST_BYTES = 1 << 16
 _numbers = count()
 _MOST = 512
-"""Spares of one size; what is deleted beyond that is gone."""
+"""Kept files of one size; further files are deleted."""
 
 
 class RecycledFiles:
-    """Shared by every process that uses the folder: a rename takes a spare, and only one can have it."""
+    """Kept files, shared by every process that uses the folder: a rename takes a file, and only one process gets it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -33,64 +33,64 @@ class RecycledFiles:
         self._known: dict[int, list[str]] = {}
 
     def keep(self, path: str) -> bool:
-        """Take over the file of a deleted object; False when there is none, or it is not worth it."""
+        """Keep the file of a deleted object; False if there is none, or if it is too small or one too many."""
         try:
             size = os.stat(path).st_size
         except OSError:
             return False
         if size < LEAST_BYTES:
             return False
-        home = f"{self._folder}/{size}"
+        folder = f"{self._folder}/{size}"
         with self._lock:
             known = self._known.setdefault(size, [])
             if len(known) >= _MOST:
                 return False
         name = f"{self._prefix}{os.getpid()}.{next(_numbers)}"
-        if not os.path.isdir(home):
+        if not os.path.isdir(folder):
             try:
-                os.makedirs(home, exist_ok=True)
-            except OSError:  # a full disk, say, where deleting must still work
+                os.makedirs(folder, exist_ok=True)
+            except OSError:  # for instance a full disk, where deleting must still work
                 return False
-        os.rename(path, f"{home}/{name}")
+        os.rename(path, f"{folder}/{name}")
         with self._lock:
             known.append(name)
         return True
 
     def take(self, size: int, target: str) -> bool:
-        """Make a spare of this size the file `target`; False when there is none."""
+        """Rename a kept file of this size to `target`; False if there is none."""
         if size < LEAST_BYTES:
             return False
         known = self._known.setdefault(size, [])
-        return self._take_one(size, known, target) or (self._look(size, known) and self._take_one(size, known, target))
+        return self._take_one(size, known, target) or (self._list(size, known) and self._take_one(size, known, target))
 
-    def _look(self, size: int, known: list[str]) -> bool:
-        """Learn what there is by now, of other processes too; False if there is nothing."""
+    def _list(self, size: int, known: list[str]) -> bool:
+        """List the kept files, also of other processes; False if there is none."""
         try:
             found = os.listdir(f"{self._folder}/{size}")
         except FileNotFoundError:
             return False
-        random.shuffle(found)  # or all who look would reach for the same one
+        random.shuffle(found)  # so that processes try different files
         with self._lock:
             known[:] = found
         return bool(found)
 
     def _take_one(self, size: int, known: list[str], target: str) -> bool:
-        """Take one of those we know that is still there."""
+        """Take one of the known files that still exists."""
         while True:
             with self._lock:
                 if not known:
                     return False
-                spare = f"{self._folder}/{size}/{known.pop()}"
-            with suppress(FileNotFoundError, PermissionError):  # another process has it, or it is another user's
-                os.utime(spare)  # or it would look like something a dead writer left long ago
-                os.rename(spare, target)
+                path = f"{self._folder}/{size}/{known.pop()}"
+            with suppress(FileNotFoundError, PermissionError):  # another process took it, or another user owns it
+                os.utime(path)  # otherwise it would look like an old leftover of a writer that died
+                os.rename(path, target)
                 found = os.stat(target)
                 if _is_fit(found, size):
                     return True
                 os.unlink(target)
 
     def clear(self, oldest: float = math.inf) -> None:
-        """Remove every spare that was last written before this time, whoever left it."""
+        """Remove every kept file that was last written before this time, also those of other processes."""
         for path in Path(self._folder).glob("*/*"):
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
@@ -98,7 +98,7 @@ class RecycledFiles:
 
 
 def _is_fit(found: os.stat_result, size: int) -> bool:
-    """Not also under another name (a writer that died, or somebody's copy), nor replaced while it was deleted, nor
-    protected, nor another user's: a file keeps its owner and who may read it."""
+    """Whether the file may be overwritten: it has no second name (of a dead writer, or a copy), this size, write
+    permission, and this user as its owner, because a file keeps its owner and permissions."""
     is_ours = found.st_uid == os.geteuid() and bool(found.st_mode & stat.S_IWUSR)
     return is_ours and found.st_nlink == 1 and found.st_size == size

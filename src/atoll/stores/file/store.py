@@ -1,13 +1,14 @@
-"""Objects as files under one folder: this machine's disk, or a file system that several machines mount.
+"""Objects as files under one folder: on a disk of this machine, or on a file system that several machines mount.
 
-A writer fills a file in a private corner of the folder, forces it to disk, and only then gives it its name:
-`create` by hard link, which the file system refuses if the name is taken; `put` by rename. Both are one step, so a
-reader sees a whole object or none, and a crash leaves at most a nameless file that a later writer sweeps up.
+A writer fills a temporary file in a private folder, makes it durable on disk, and then gives it its name: `create` by
+hard link, which the file system refuses if the name exists; `put` by rename. Both are atomic, so a reader sees a whole
+object or none. A crash leaves at most a temporary file, which a later writer removes.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 import uuid
@@ -26,23 +27,24 @@ from atoll.stores.file.io import FileBody, Given, file_system, given, is_local, 
 from atoll.stores.file.paths import TEMP_FOLDER, file_errors, key_of_file, key_of_folder, path_of
 from atoll.stores.file.recycle import SPARE_FOLDER, RecycledFiles
 
+log = logging.getLogger("atoll.stores")
 _LEFTOVER_AGE_S = 24 * 3600.0
 _DEFAULTS = {"fsync": True, "recycle": False}
 _AFTER_REFUSAL_S = 60.0
-"""How long no huge page is asked for where there was none: to look for one may take long."""
+"""How long to write without huge pages after the kernel had none: the search for one can be slow."""
 _numbers = count()
 
 
 class FileStore:
-    """`file:///folder`, or a plain path. `fsync=False` gives up surviving a power cut, and nothing else.
+    """`file:///folder`, or a plain path. With `fsync=False`, objects may be lost in a power failure.
 
-    `recycle=True` writes new objects into the files of deleted ones, and lets rounds discard what everybody has read.
-    It is faster; a reader that is late may find other bytes than it asked for, which checksums tell.
+    `recycle=True` writes new objects into the files of deleted ones, and lets rounds delete objects that all replicas
+    have read. It is faster; a late reader may get bytes of another object, which checksums detect.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True, recycle: bool = False) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
-        self._root = str(self.root)  # paths are texts in here: there are many, and a Path takes its time
+        self._root = str(self.root)  # paths are strings here, because `Path` is slower
         options = {"fsync": fsync, "recycle": recycle}
         chosen = [f"{name}={int(value)}" for name, value in options.items() if value is not _DEFAULTS[name]]
         self.uri = "file://" + quote(os.fsencode(self.root)) + ("?" + "&".join(chosen) if chosen else "")
@@ -50,13 +52,13 @@ class FileStore:
         self._is_swept = False
         self._prefix = f"{uuid.uuid4().hex}."
         self._kind: str | None = None
-        self._small_until = 0.0
+        self._no_huge_until = 0.0
         self._folders: set[str] = set()
-        self._spares = RecycledFiles(f"{self._root}/{TEMP_FOLDER}/{SPARE_FOLDER}") if recycle else None
+        self._recycled = RecycledFiles(f"{self._root}/{TEMP_FOLDER}/{SPARE_FOLDER}") if recycle else None
 
     @property
     def recycles(self) -> bool:
-        return self._spares is not None
+        return self._recycled is not None
 
     @classmethod
     def from_uri(cls, uri: str, **options: Any) -> FileStore:
@@ -98,7 +100,7 @@ class FileStore:
             try:
                 os.link(temp, path)
             except FileExistsError:
-                # A network file system may repeat a link whose answer was lost; our file's second name tells. (S12)
+                # A network file system may repeat a link whose response was lost; our file then has two names. (S12)
                 if os.stat(temp).st_nlink < 2:
                     raise KeyExists(key, uri=self.uri) from None
             self._sync_folder(folder)
@@ -112,7 +114,7 @@ class FileStore:
         path = self._path(key)
         with file_errors("delete", self.uri, key):
             try:
-                if self._spares is None or not self._spares.keep(path):
+                if self._recycled is None or not self._recycled.keep(path):
                     os.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
                 return
@@ -136,11 +138,11 @@ class FileStore:
 
     @contextmanager
     def _written(self, data: Given) -> Iterator[str]:
-        """A file of our own with these bytes, safely on disk; gone afterwards unless it was renamed."""
+        """A temporary file with these bytes, durable on disk; removed afterwards unless it was renamed."""
         temp = self._new_temp()
-        is_spare = self._spares is not None and self._spares.take(size_of(data), temp)
+        is_recycled = self._recycled is not None and self._recycled.take(size_of(data), temp)
         try:
-            fd = os.open(temp, os.O_RDWR | os.O_CLOEXEC | (0 if is_spare else os.O_CREAT | os.O_EXCL), 0o666)
+            fd = os.open(temp, os.O_RDWR | os.O_CLOEXEC | (0 if is_recycled else os.O_CREAT | os.O_EXCL), 0o666)
             try:
                 if not (self.recycles and self._write_huge(fd, data)):
                     write(fd, data)
@@ -150,22 +152,23 @@ class FileStore:
                 os.close(fd)
             yield temp
         except OSError as exc:
-            if exc.errno == errno.ENOSPC and self._spares is not None:
-                self._spares.clear()  # what is tried again has their space
+            if exc.errno == errno.ENOSPC and self._recycled is not None:
+                self._recycled.clear()  # a retry can use their space
             raise
         finally:
             with suppress(OSError):
                 os.unlink(temp)
 
     def _write_huge(self, fd: int, data: Given) -> bool:
-        """Write a large file of a tmpfs in the fastest way; False if it has to be written as any other."""
+        """Write a large file of a tmpfs in huge pages; False if it must be written like any other."""
         if size_of(data) < io.HUGE or self._file_system() != "tmpfs":
             return False
-        if time.monotonic() < self._small_until:
+        if time.monotonic() < self._no_huge_until:
             return False
         is_done = io.write_huge(fd, data)
         if not is_done:
-            self._small_until = time.monotonic() + _AFTER_REFUSAL_S
+            log.debug("no huge pages for %s in the next %g s", self.uri, _AFTER_REFUSAL_S)
+            self._no_huge_until = time.monotonic() + _AFTER_REFUSAL_S
         return is_done
 
     def _new_temp(self) -> str:
@@ -173,10 +176,10 @@ class FileStore:
         if not self._is_swept:
             self._is_swept = True
             _sweep(folder)
-        return f"{folder}/{self._prefix}{os.getpid()}.{next(_numbers)}"  # a forked child has the same numbers
+        return f"{folder}/{self._prefix}{os.getpid()}.{next(_numbers)}"  # a forked child has the same prefix and count
 
     def _make_folder(self, folder: str) -> str:
-        """Folders are never removed, so one that exists stays; each new one is made durable in its parent."""
+        """Create a folder and those above it, each durable in its parent. Folders are never removed."""
         if folder not in self._folders:
             if not os.path.isdir(folder):
                 above = self._make_folder(os.path.dirname(folder))
@@ -207,7 +210,7 @@ class FileStore:
 
 
 def _entries(folder: str, above: str) -> list[tuple[str, str | None]]:
-    """What is in one folder, in key order: objects as `key`, folders as `key/` with their path."""
+    """The entries of one folder in key order: objects as `key`, folders as `key/` with their path."""
     found: list[tuple[str, str | None]] = []
     try:
         with os.scandir(folder) as entries:
@@ -242,7 +245,7 @@ def _path_in(uri: str) -> str:
 
 
 def _sweep(folder: str) -> None:
-    """Remove what writers that died left behind. A day is longer than any write takes."""
+    """Remove the files of writers that died: those older than a day, which is longer than any write."""
     oldest = time.time() - _LEFTOVER_AGE_S
     RecycledFiles(f"{folder}/{SPARE_FOLDER}").clear(oldest)
     with suppress(OSError), os.scandir(folder) as entries:

@@ -276,7 +276,7 @@ class Manager:
             self._reading.release()
 
     def shutdown(self, wait: bool = True, *, leave: bool = True) -> None:
-        """Finish the exchange in progress and end the thread. With `leave`, others stop waiting for this replica."""
+        """Finish the exchange and end the thread. With `leave`, the others stop waiting for this replica."""
         if wait:
             self._settle()
             self._rounds.tidy()

@@ -92,7 +92,7 @@ class TorchftRounds:
         return self.catch_up()
 
     def catch_up(self) -> bool:
-        """Apply rounds that were committed without this replica or not applied by torchft; whether there is one.
+        """Apply the rounds that were committed without this replica or that torchft did not apply; whether any.
 
         After a round of its own, a replica can lack only later commits, so it reads the next commit first. It lists the
         store only if that commit exists, or if the store may have deleted rounds that this replica lacks.

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import BadKey, ConfigError
 from atoll.stores.cloud.address import parse_address
-from atoll.stores.cloud.client import CloudSettings, _s3_options, is_own_endpoint
+from atoll.stores.cloud.client import CloudSettings, _s3_options, is_custom_endpoint
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_buckets_are_addressed_as_the_endpoint_expects(
 def test_only_a_vendors_own_service_is_trusted_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    assert not is_own_endpoint(parse_address("s3://b"))
-    assert not is_own_endpoint(parse_address("s3://b?endpoint=https://s3.eu-west-1.amazonaws.com"))
-    assert is_own_endpoint(parse_address("s3://b?endpoint=https://amazonaws.com.evil.example"))
+    assert not is_custom_endpoint(parse_address("s3://b"))
+    assert not is_custom_endpoint(parse_address("s3://b?endpoint=https://s3.eu-west-1.amazonaws.com"))
+    assert is_custom_endpoint(parse_address("s3://b?endpoint=https://amazonaws.com.evil.example"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
-    assert is_own_endpoint(parse_address("s3://b"))
+    assert is_custom_endpoint(parse_address("s3://b"))
 
 
 def test_patience_grows_with_the_upload_in_doubling_steps() -> None:
     settings = CloudSettings(read_timeout_s=20, slowest_upload_bytes_per_s=1e6)
-    assert [settings.patience_s(size) for size in (0, 20_000_000, 20_000_001, 64 << 20)] == [20, 20, 40, 80]
+    assert [settings.request_timeout_s(size) for size in (0, 20_000_000, 20_000_001, 64 << 20)] == [20, 20, 40, 80]

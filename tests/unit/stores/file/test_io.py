@@ -139,7 +139,7 @@ def test_where_there_are_no_huge_pages_none_are_looked_for_for_a_while(
         os.pwrite(fd, b"\xff" * 4096, 0)
         return False
 
-    monkeypatch.setattr(io, "write", half)
+    monkeypatch.setattr(io, "write_huge", half)
     store, data = FileStore(shm, recycle=True), pattern(HUGE)
     for _ in range(4):
         store.put("a", data)
@@ -167,7 +167,7 @@ def test_a_kernel_that_refuses_is_no_error(shm: Path, monkeypatch: pytest.Monkey
 def test_on_a_disk_nothing_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if file_system(tmp_path) == "tmpfs":
         pytest.skip("this is no disk")
-    monkeypatch.setattr(io, "write", lambda *_: pytest.fail("mapped"))
+    monkeypatch.setattr(io, "write_huge", lambda *_: pytest.fail("mapped"))
     store = FileStore(tmp_path, recycle=True)
     for _ in range(2):
         store.put("a", bytes(HUGE))
