@@ -19,7 +19,7 @@ from atoll.replica import processes
 
 @pytest.fixture
 def stray(cli) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that carries the label of a run whose shepherd is gone."""
+    """A process that carries the label of a run whose supervisor is gone."""
     label = str(cli.home / "local" / "old-run-0123456789ab")
     os.makedirs(label)
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, "ATOLL_LABEL": label})
