@@ -195,7 +195,7 @@ def test_a_replica_that_was_started_again_is_said_to_be_so_and_why(cli):
     run = cli.detached("job:killed_once", "-n", 2, "--max-restarts", 1, "--arg", f"gate={gate}")
     while cli("status", run, "--json").data["replicas"][1]["attempt"] == 0:
         pass
-    (why,) = re.findall(r"^again +(.*rank 1 \(attempt 0 .*SIGKILL\))$", cli("status", run).stdout, re.M)
+    (why,) = re.findall(r"^restarts +(.*rank 1 \(attempt 0 .*SIGKILL\))$", cli("status", run).stdout, re.M)
     watching = cli.start("wait", run, stderr=subprocess.PIPE)
     assert watching.stderr is not None
     assert why in watching.stderr.readline().decode()

@@ -170,9 +170,9 @@ def announce(out: Output, made: Draft) -> None:
     limit = units.duration_text(placement.timeout_s)
     run_id = out.paint(made.spec.run_id, "bold", on_stderr=True)
     out.say(f"{run_id}  {made.spec.task.entry} on {made.executor.name}: {count}{gpu}, at most {limit}")
-    out.say(out.paint(f"  store {made.store.uri}", "dim", on_stderr=True))
+    out.say(f"  store {made.store.uri}", "dim")
     for line in _inputs(made):
-        out.say(out.paint(f"  {line}", "dim", on_stderr=True))
+        out.say(f"  {line}", "dim")
     if made.bundle is not None:
         out.say("\n".join(f"  {line}" for line in made.bundle.manifest.text().splitlines()))
     for note in made.plan.notes:

@@ -219,15 +219,19 @@ class Output:
         command = next((argument for argument in own if not argument.startswith("-")), "")
         return cls(command, is_json="--json" in own)
 
-    def say(self, text: str = "") -> None:
+    def say(self, text: str = "", style: str = "") -> None:
         """Print a message for people on stderr."""
         if not self.is_json:
-            write(sys.stderr, text + "\n")
+            write(sys.stderr, self.paint(text, style, on_stderr=True) + "\n")
 
     def text(self, text: str) -> None:
         """Print data as text on stdout."""
         if not self.is_json:
             write(sys.stdout, text + "\n")
+
+    def table_text(self, table: Table) -> str:
+        """The table for stdout: in the width and with the colours of the terminal."""
+        return table_text(table, width=self.width(), colour=self.has_colour())
 
     def data(self, data: Any) -> None:
         """Set the data of the envelope."""

@@ -9,7 +9,7 @@ from functools import cache
 
 from atoll import registry
 from atoll.cli.app import command
-from atoll.cli.output import Cell, Column, Output, Table, one_line, table_text
+from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.executors.base import Capabilities
 from atoll.registry import install_command
 
@@ -42,7 +42,7 @@ def backends_command(out: Output) -> None:
         rows = tuple(_row(adapter) for adapter in found if adapter.kind == kind)
         columns = (Column(kind), Column("state"), Column("extra"), Column("notes", is_flexible=True))
         table = Table(columns, rows).without_empty_columns()
-        out.text(table_text(table, width=out.width(), colour=out.has_colour()) + ("\n" if kind == "executor" else ""))
+        out.text(out.table_text(table) + ("\n" if kind == "executor" else ""))
 
 
 def _row(adapter: Adapter) -> tuple[Cell, ...]:

@@ -7,7 +7,7 @@ import json
 import click
 
 from atoll.cli.app import command
-from atoll.cli.output import Cell, Column, Output, Table, table_text
+from atoll.cli.output import Cell, Column, Output, Table
 from atoll.runs import config
 from atoll.runs.config import FIELDS, Setting
 
@@ -40,7 +40,7 @@ def config_command(out: Output, profile: str | None) -> None:
     for warning in settings.warnings:
         out.say(f"warning: {warning}")
     columns = (Column("key"), Column("value", is_flexible=True), Column("origin"))
-    out.text(table_text(Table(columns, rows), width=out.width(), colour=out.has_colour()))
+    out.text(out.table_text(Table(columns, rows)))
 
 
 def _value_text(found: Setting) -> str:

@@ -15,7 +15,7 @@ import click
 from atoll import __version__, registry
 from atoll.cli.app import command
 from atoll.cli.launch_options import complete_backend
-from atoll.cli.output import Cell, Column, Output, Table, one_line, table_text
+from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.watch import store_hint
 from atoll.context import default_store, home
 from atoll.errors import AtollError, BackendError, ConfigError, StoreError, UnknownName
@@ -68,7 +68,7 @@ def _table_text(out: Output, findings: list[Finding]) -> str:
         )
         for f in findings
     )
-    lines = table_text(Table(columns, rows), width=out.width(), colour=out.has_colour()).split("\n")
+    lines = out.table_text(Table(columns, rows)).split("\n")
     shown = lines[:1]
     for line, finding in zip(lines[1:], findings, strict=True):
         shown.append(line)

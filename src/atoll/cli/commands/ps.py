@@ -16,7 +16,7 @@ from atoll import journal, registry, units
 from atoll.cli.app import command
 from atoll.cli.background import merged
 from atoll.cli.launch_options import duration
-from atoll.cli.output import Cell, Column, Output, Table, one_line, table_text
+from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.render import STATE_STYLES
 from atoll.errors import AtollError, RunNotFound
 from atoll.runs import config, index
@@ -74,7 +74,7 @@ def ps_command(out: Output, store: str | None, show_all: bool, timeout: float) -
     if not rows:
         out.say("no runs yet: `atoll run module:function` starts one" if store is None else f"no runs in {store}")
         return
-    out.text(table_text(_table(rows, now=time.time()), width=out.width(), colour=out.has_colour()))
+    out.text(out.table_text(_table(rows, now=time.time())))
     if older:
         out.say(f"… and {older} older runs: `atoll ps --all` lists them")
 

@@ -95,15 +95,15 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
         table = live_table(status, limit=_SHOWN).without_empty_columns()
         out.say(f"\n{table_text(table, width=width, colour=colour)}")
         if (hidden := len(status.replicas) - _SHOWN) > 0:
-            out.say(out.paint(f"… and {hidden} more ranks: `atoll status {run.id}` shows them", "dim", on_stderr=True))
+            out.say(f"… and {hidden} more ranks: `atoll status {run.id}` shows them", "dim")
         if rejected := rejected_text(status):
-            out.say(out.paint(rejected, "warn", on_stderr=True))
+            out.say(rejected, "warn")
         out.say()
     with resume_hint(run, is_over=True):
         result = run.result()
     out.data({**_identity(run), "state": status.state, "result": result.to_json()})
     result.raise_for_failures()
-    out.say(out.paint(success_text(result, elapsed_s(status, time.time())), "good", on_stderr=True))
+    out.say(success_text(result, elapsed_s(status, time.time())), "good")
     if any(value is not None for value in result.values):
         shown = result.outcomes[:_SHOWN] if out.is_screen else result.outcomes
         out.text("\n".join(result_lines(shown, width=out.width())))

@@ -9,7 +9,7 @@ import click
 from atoll import units
 from atoll.cli.app import command
 from atoll.cli.launch_options import run_argument, store_option
-from atoll.cli.output import Cell, Output, pairs_text, table_text
+from atoll.cli.output import Cell, Output, pairs_text
 from atoll.cli.render import counts_text, elapsed_s, restarts_text, state_cell, status_json, status_table
 from atoll.cli.runs import find_run
 from atoll.cli.waits import advice_text, outlook_text, waiting_text
@@ -58,7 +58,7 @@ def status_text(run: Run, status: RunStatus, out: Output, waiting: Waiting | Non
         head.append(("next", Cell(outlook, "warn")))
     if advice := advice_text(waiting, status, could_restart=could_restart(run.spec, run.executor)):
         head.append(("advice", Cell(advice, "warn")))
-    table = table_text(status_table(status, now=now), width=out.width(), colour=colour)
+    table = out.table_text(status_table(status, now=now))
     return pairs_text(head, colour=colour, indent="") + "\n\n" + table
 
 

@@ -10,7 +10,7 @@ import click
 from atoll import registry
 from atoll.cli.app import command
 from atoll.cli.launch_options import complete_backend
-from atoll.cli.output import Cell, Column, Output, Table, one_line, table_text
+from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.errors import AtollError, BackendError, ConfigError
 from atoll.executors.base import Executor, Stray, Sweeper
 from atoll.runs import config
@@ -80,7 +80,7 @@ def _table_text(out: Output, found: Sequence[tuple[Executor, Stray]]) -> str:
         (Cell(e.name), Cell(one_line(s.native_id), "bold"), Cell(one_line(s.message)), Cell(str(s.handle), "dim"))
         for e, s in found
     )
-    return table_text(Table(columns, rows), width=out.width(), colour=out.has_colour())
+    return out.table_text(Table(columns, rows))
 
 
 def _may_stop(out: Output, yes: bool, count: int) -> bool:

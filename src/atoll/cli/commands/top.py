@@ -7,7 +7,7 @@ import time
 from atoll.cli.app import command
 from atoll.cli.commands.status import status_text
 from atoll.cli.launch_options import run_argument, store_option
-from atoll.cli.output import Output, table_text
+from atoll.cli.output import Output
 from atoll.cli.phases import phases_table, round_json
 from atoll.cli.render import counts_text, status_json
 from atoll.cli.runs import find_run
@@ -42,4 +42,4 @@ def _rounds_text(records: dict[int, RoundRecord], now: float | None, out: Output
     if not records:
         return ""
     table = phases_table(records, sorted(records), now=now).without_empty_columns()
-    return "\n\nlast round of each rank:\n" + table_text(table, width=out.width(), colour=out.has_colour())
+    return "\n\nlast round of each rank:\n" + out.table_text(table)

@@ -46,7 +46,7 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
     if not report.rounds:
         hint = None if have_all_ended(opened, run_id) else "try again after the first round"
         raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds has ended", hint=hint)
-    out.say(out.paint("verified: every compared object has the recomputed value", "good", on_stderr=True))
+    out.say("verified: every compared object has the recomputed value", "good")
 
 
 def _recycling_hint(store: Store) -> str | None:

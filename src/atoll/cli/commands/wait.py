@@ -39,4 +39,4 @@ def wait_command(
     with resume_hint(found, is_over=True):
         result = found.result()
     result.raise_for_failures()
-    out.say(out.paint(success_text(result, elapsed_s(status, time.time())), "good", on_stderr=True))
+    out.say(success_text(result, elapsed_s(status, time.time())), "good")
