@@ -77,8 +77,10 @@ def test_a_signature_of_the_page_is_that_of_the_code(where: str, node: Definitio
 def test_every_error_is_in_the_table_with_what_it_is_and_has() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ((?:`\w+` ?)+)\| ((?:`\w+` ?)*)\|", PAGE, re.M)
     table = {name: (re.findall(r"\w+", parents), set(re.findall(r"\w+", more))) for name, parents, more in rows}
-    for name in (name for name in defined_in(errors) if inspect.isclass(getattr(errors, name))):
-        error = getattr(errors, name)
+    found = {name: getattr(errors, name) for name in defined_in(errors)}
+    for name, error in found.items():
+        if not (inspect.isclass(error) and issubclass(error, errors.AtollError)):
+            continue
         assert table.pop(name) == ([base.__name__ for base in error.__bases__], own_attributes(error)), name
     assert not table, "there are no such errors"
 

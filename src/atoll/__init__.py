@@ -1,6 +1,6 @@
-"""Atoll trains one model on many machines that cannot reach each other; they meet in an object store.
+"""Atoll trains one model on many machines that communicate only through an object store.
 
-The public names below are loaded when they are first used: `import atoll` itself loads nothing heavy.
+Each public name is imported on first use, so `import atoll` itself is fast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "AtollError": "atoll.errors",
     "Average": "atoll.training.outer",
     "DiLoCo": "atoll.training.diloco",
@@ -64,20 +64,20 @@ _HOMES = {
     "prepare": "atoll.runs.run",
 }
 
-_BROUGHT_BY_TRAIN = ("numpy", "torch", "xxhash")
+_PACKAGES_OF_TRAIN = ("numpy", "torch", "xxhash")
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(_unknown(name))
     from importlib import import_module
 
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as exc:
-        if exc.name not in _BROUGHT_BY_TRAIN:
+        if exc.name not in _PACKAGES_OF_TRAIN:
             raise
         from atoll.errors import MissingExtra
 
@@ -86,11 +86,11 @@ def __getattr__(name: str) -> typing.Any:
 
 def _unknown(name: str) -> str:
     message = f"module `atoll` has no attribute `{name}`"
-    if name.startswith("_") or _is_submodule(name):  # `from atoll import config` asks here before it imports
+    if name.startswith("_") or _is_submodule(name):  # `from atoll import runs` calls this before it imports
         return message
     from atoll.errors import did_you_mean
 
-    return message + did_you_mean(name, sorted(_HOMES))
+    return message + did_you_mean(name, sorted(_MODULES))
 
 
 def _is_submodule(name: str) -> bool:

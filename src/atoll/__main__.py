@@ -1,4 +1,4 @@
-"""`python -m atoll`: the command line, for whoever has not got its folder on the path."""
+"""`python -m atoll`: the command line, where `atoll` is not on the PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time, injected: the only module that calls `time.*` for waiting. Tests pass a fake clock."""
+"""Clocks, deadlines and pauses. Only this module calls `time.*` to wait; tests pass a fake clock."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What code that waits needs to know about time."""
+    """The functions of `time` that code needs to wait."""
 
     def time(self) -> float:
-        """Seconds since the epoch; for people and records, never for durations."""
+        """Seconds since the epoch, for people and records; never for durations."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back; for durations and deadlines."""
+        """Seconds that never decrease, for durations and deadlines."""
         ...
 
     def sleep(self, seconds: float) -> None: ...

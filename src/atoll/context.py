@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 RANK, WORLD_SIZE = "REPLICA_RANK", "WORLD_SIZE"
 RUN_ID, STORE, ATTEMPT, SPOOL = "ATOLL_RUN_ID", "ATOLL_STORE", "ATOLL_ATTEMPT", "ATOLL_SPOOL"
 RENDEZVOUS = "RENDEZVOUS_URI"
-"""What other tools call the store; read when ATOLL_STORE is absent, and always set."""
+"""The name that other tools use for the store; always set, and read if ATOLL_STORE is absent."""
 LABEL = "ATOLL_LABEL"
-"""Marks every process of a run, so that strays are found without our own records."""
+"""Marks every process of a run, so that `sweep` finds processes that no record names."""
 TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
-"""The limits a container keeps by itself, besides whatever its service does."""
+"""Limits that the supervisor in a container enforces, in addition to those of the service."""
 RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LABEL, TIMEOUT, GRACE)
-_HINT = "replicas are started by `atoll run` or `atoll.launch`; to be one without them, give `ctx=ReplicaContext(…)`"
+_HINT = "`atoll run` and `atoll.launch` start replicas; without them, pass `ctx=ReplicaContext(…)`"
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What an executor needs to know of a run besides its placement. Never the task: it travels by the store."""
+    """What an executor knows of a run besides its placement. Replicas read the task from the store."""
 
     run_id: str
     store_uri: str
 
     def environment(self, world_size: int) -> dict[str, str]:
-        """The variables that are the same for every replica."""
+        """The variables that every replica gets."""
         return {
             RUN_ID: self.run_id,
             STORE: self.store_uri,
@@ -95,7 +95,7 @@ class ReplicaContext:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], args: Mapping[str, Any] | None = None) -> ReplicaContext:
-        """Read the context from `environ`; every missing or bad variable is named at once."""
+        """Read the context from `environ`; `ConfigError` names every missing or bad variable."""
         store = environ.get(STORE) or environ.get(RENDEZVOUS, "")
         numbers = {name: environ.get(name, default) for name, default in ((RANK, ""), (WORLD_SIZE, ""), (ATTEMPT, "0"))}
         problems = [
@@ -127,19 +127,19 @@ class ReplicaContext:
         return open_store(self.store_uri)
 
     def log(self, *, round_no: int | None = None, **metrics: float) -> None:
-        """Say how it is going: shown by `atoll status`, `top` and the live table. Cheap; call it at every step."""
+        """Report progress: `atoll status`, `top` and the live table show it. Cheap; call it at every step."""
         record = {"round_no": _round(round_no), "metrics": numbers(metrics)}
         if self.spool is None:
             return
         path = os.path.join(self.spool, "progress.json")
-        fresh = f"{path}.{os.getpid()}.{get_ident()}"  # threads and forked workers may speak at the same time
+        fresh = f"{path}.{os.getpid()}.{get_ident()}"  # threads and forked workers may call this at the same time
         with open(fresh, "w") as file:
             json.dump(record, file)
         os.replace(fresh, path)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as floats; `InvalidSpec` names every one that is no number."""
+    """Metrics as floats; `InvalidSpec` names each metric that is not a number."""
     found, problems = {}, []
     for name, value in metrics.items():
         try:
@@ -162,15 +162,15 @@ _current: ReplicaContext | None = None
 
 
 def current() -> ReplicaContext:
-    """Return the context of the replica that this process is, for scripts, which get no argument.
+    """Return the context of this replica, for scripts, which get no `ctx` argument.
 
-    Raises `ConfigError` outside of a replica.
+    Raises `ConfigError` in a process that is not a replica.
     """
     return _current or ReplicaContext.from_environment(os.environ)
 
 
 def make_current(context: ReplicaContext) -> None:
-    """Let `current()` return this context from now on; the replica calls it before user code runs."""
+    """Set the context that `current()` returns. The replica calls this before user code runs."""
     global _current
     _current = context
 
@@ -184,5 +184,5 @@ def home() -> Path:
 
 
 def default_store() -> str:
-    """Where runs are kept when nobody says: a folder of this user on this machine."""
+    """The store of runs that name none: `ATOLL_STORE`, else a folder in `home()`."""
     return os.environ.get("ATOLL_STORE") or str(home() / "store")

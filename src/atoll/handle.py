@@ -1,4 +1,4 @@
-"""RunHandle: all that is needed to find a run again, as one line of text."""
+"""RunHandle: one line of text that identifies a run at its backend."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _EXECUTOR = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class RunHandle:
-    """`executor://scope/native-id?replicas=N`. Holds no secret and survives the launching process."""
+    """`executor://scope/native-id?replicas=N`. Contains no secret; any process can use it."""
 
     executor: str
     scope: str
-    """Where the backend keeps it: a host, a namespace, a region."""
+    """The part of the backend that has the run: a host, a namespace, a region."""
     native_id: str
     replicas: int
 
@@ -27,7 +27,7 @@ class RunHandle:
 
     @classmethod
     def parse(cls, text: str) -> RunHandle:
-        """The handle that prints as `text`; `ConfigError` if there is none."""
+        """The handle whose `str` is `text`; `ConfigError` if `text` is not a handle."""
         try:
             parts = urlsplit(text)
         except ValueError:

@@ -1,10 +1,10 @@
-"""The journal of a launch, in the store: what is to run, the intent to start it, and the handle once it runs.
+"""The journal of a launch in the store: the spec of the run, the intent to start it, and the handle of the started run.
 
     run.json ──> launch/intent.json ──> (submit) ──> launch/handle.json
 
-Each is created once and never changed, so a second launcher with the same run id sees how far the first one came and
-goes on from there. Submitting again is safe because executors adopt what already exists. Once somebody has asked the
-run to stop there is also `launch/cancelled.json`.
+Each object is created once and never changed, so a second launcher with the same run id sees how far the first one
+came and continues from there. Submitting again is safe because executors adopt what already exists. A cancelled run
+also has `launch/cancelled.json`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _ABSENT = object()
-"""Stands for what one of two records does not have; null is something else."""
+"""The value of a name that one of two records does not have; differs from null."""
 
 
 def record_run(store: Store, spec: RunSpec, *, executor: str) -> bool:
-    """Create `run.json`. False if the very same run is there already; `Conflict` if another one is."""
+    """Create `run.json`. False if the same run exists already; `Conflict` if a different one does."""
     record = {"format": FORMAT, "spec": spec.to_json(), "executor": executor}
-    store.put(keys.index_key(spec.run_id), spec.run_id.encode())  # first, so that a run is never there unlisted
+    store.put(keys.index_key(spec.run_id), spec.run_id.encode())  # first, so that every run is listed
     try:
         store.create(RunKeys(spec.run_id).run(), _encode({**record, "created_at": time.time()}))
     except KeyExists:
@@ -58,7 +58,7 @@ def read_run(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def record_intent(store: Store, run_id: str, request: Mapping[str, Any]) -> None:
-    """Say that this request is about to be sent. `Conflict` if another launcher has said so of another request."""
+    """Record that this request is about to be sent; `Conflict` if a launcher recorded another request."""
     intent = {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "request_sha256": _digest(request)}
     try:
         store.create(RunKeys(run_id).intent(), _encode(intent))
@@ -67,24 +67,24 @@ def record_intent(store: Store, run_id: str, request: Mapping[str, Any]) -> None
 
 
 def check_intent(store: Store, run_id: str, request: Mapping[str, Any]) -> None:
-    """Raise `Conflict` if what was about to be started is not this request, and so not ours to adopt or to stop."""
+    """Raise `Conflict` if the recorded intent is for another request, which this launcher must not adopt or stop."""
     present = _decode(store.get(RunKeys(run_id).intent()))
     if present["request_sha256"] != _digest(request):
         there = f"{present['host']} (pid {present['pid']})"
         raise Conflict(
             run_id,
-            [f"launch: begun on {there}, with another place or setting than here, and not finished"],
-            hint=f"launch or cancel it again from where that was: {there}",
+            [f"launch: begun on {there} with another placement or setting, and not finished"],
+            hint=f"launch or cancel it on that machine: {there}",
         )
 
 
 def has_intent(store: Store, run_id: str) -> bool:
-    """Whether a submit was about to happen."""
+    """Whether a launcher recorded an intent to submit."""
     return _is_there(store, RunKeys(run_id).intent())
 
 
 def record_handle(store: Store, run_id: str, handle: RunHandle) -> RunHandle:
-    """Make the handle known. Returns the one that counts: the first that was recorded."""
+    """Record the handle. Returns the recorded one, which is the first."""
     try:
         store.create(RunKeys(run_id).handle(), _encode({"handle": str(handle), "at": time.time()}))
     except KeyExists:
@@ -101,16 +101,16 @@ def read_handle(store: Store, run_id: str) -> RunHandle | None:
 
 
 class Cancel(NamedTuple):
-    """What was said when the run was asked to stop."""
+    """The record of a cancellation."""
 
     why: str
-    """A sentence about a replica."""
+    """The message of each replica that is cancelled."""
     over: tuple[int, ...] = ()
-    """Ranks that had ended by themselves."""
+    """Ranks that had ended before."""
 
 
 def record_cancel(store: Store, run_id: str, cancel: Cancel) -> None:
-    """Say that the run was asked to stop, and why: the backend is not told, and may forget. The first word counts."""
+    """Record the cancellation and its reason, which the backend does not keep. The first record counts."""
     try:
         store.create(RunKeys(run_id).cancelled(), _encode({"at": time.time(), **cancel._asdict()}))
     except KeyExists:
@@ -118,7 +118,7 @@ def record_cancel(store: Store, run_id: str, cancel: Cancel) -> None:
 
 
 def read_cancel(store: Store, run_id: str) -> Cancel | None:
-    """What was said when the run was asked to stop; None if it was not."""
+    """The record of the cancellation; None if the run was not cancelled."""
     try:
         found = _decode(store.get(RunKeys(run_id).cancelled()))
     except KeyNotFound:
@@ -128,12 +128,12 @@ def read_cancel(store: Store, run_id: str) -> Cancel | None:
 
 
 def is_cancelled(store: Store, run_id: str) -> bool:
-    """Whether somebody asked the run to stop."""
+    """Whether a cancellation is recorded."""
     return _is_there(store, RunKeys(run_id).cancelled())
 
 
 def run_ids(store: Store) -> Iterator[str]:
-    """Every run of the store."""
+    """The id of every run in the store."""
     for key in store.list(keys.index_prefix()):
         part = key.removeprefix(keys.index_prefix())
         yield bytes(store.get(key)).decode() if part.startswith("~") else part
@@ -147,11 +147,11 @@ def _differences(present: Any, wanted: Any, where: str = "") -> Iterator[str]:
                 continue
             yield from _differences(present.get(name, _ABSENT), wanted.get(name, _ABSENT), f"{where}.{name}")
     elif present != wanted:
-        yield f"{where.removeprefix('.spec').removeprefix('.')}: there {_said(present)}, here {_said(wanted)}"
+        yield f"{where.removeprefix('.spec').removeprefix('.')}: there {_shown(present)}, here {_shown(wanted)}"
 
 
 def _digest(request: Mapping[str, Any]) -> str:
-    # Which interpreter asks is no content: `python train.py` and `atoll` may name the same one differently.
+    # The interpreter is not content: `python train.py` and `atoll` may have different paths to the same one.
     return hashlib.sha256(_encode({k: v for k, v in request.items() if k != "command"})).hexdigest()
 
 
@@ -163,7 +163,7 @@ def _is_there(store: Store, key: str) -> bool:
     return True
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is _ABSENT:
         return "absent"
     text = json.dumps(value, ensure_ascii=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """Where an adapter lives, and which extra it needs."""
+    """The import path of an adapter, and the extra that it needs."""
 
     path: str
     extra: str | None = None
@@ -42,15 +42,15 @@ STORES: dict[str, Row] = {
     "azure": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
 }
 ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")
-"""For a scheme that nobody has claimed, if fsspec knows it."""
+"""For a scheme that has no adapter, if fsspec supports it."""
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.S)
-"""What becomes of an address in a `Path`: `s3:/bucket`."""
+"""A URI that went through `Path`: `s3:/bucket`."""
 _NEARLY = re.compile(rf"({'|'.join(STORES)}):(?!//)/?(.+)", re.S)
-"""An address that lacks a slash. A folder may be called so, but then it is there."""
+"""A URI that lacks a slash; accepted if a folder of this name exists."""
 
 
 def executor(name: str, **settings: Any) -> Executor:
-    """The executor called `name`, built with `settings`; did-you-mean on a name or setting that does not exist."""
+    """The executor `name`, created with `settings`; an unknown name or setting is an error with a suggestion."""
     plain = name.replace("-", "_")
     adapter = load("executor", plain)
     try:
@@ -68,7 +68,7 @@ def open_store(uri: str | os.PathLike[str], **options: Any) -> Store:
 
 
 def store_uri(given: str | os.PathLike[str]) -> str:
-    """What is given as a full URI: a path without a scheme is a folder here."""
+    """The full URI of a store; a path without a scheme is a folder on this machine."""
     text = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not text or not isinstance(text, str):
         rule = "a URI or a path, such as `./runs` or `s3://bucket/prefix`"
@@ -89,7 +89,7 @@ def store_uri(given: str | os.PathLike[str]) -> str:
 
 
 def _refuse_options(text: str, path: str) -> None:
-    """A path has no options. Who writes them wants them, and not a folder that is called so; unless there is one."""
+    """Refuse `path?key=value`: options need a URI. A folder of exactly this name is accepted."""
     folder, mark, options = path.rpartition("?")
     if not mark or "=" not in options or "/" in options or os.path.isdir(path):
         return
@@ -105,7 +105,7 @@ def known(kind: str) -> dict[str, Row]:
 
 
 def load(kind: str, name: str) -> Any:
-    """The adapter class; a plug-in that does not load says so when it is used, and never before."""
+    """The adapter class. A plug-in that cannot be imported raises `ConfigError` here, not earlier."""
     row = _built_in(kind).get(name) or _plugins(kind).get(name)
     if row is None and kind == "store":
         row = _any_other_store(name)
@@ -139,7 +139,7 @@ def _plugins(kind: str) -> dict[str, Row]:
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """The module, or `MissingExtra` naming the extra that brings it. An error inside the module stays what it is."""
+    """Import a module of an optional package; `MissingExtra` names the extra that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
@@ -150,17 +150,17 @@ def require(module: str, *, extra: str) -> ModuleType:
 
 
 def install_command(extra: str) -> str:
-    """The command that brings an extra of Atoll, such as `pip install 'atoll[train]'`."""
+    """The command that installs an extra of Atoll, such as `pip install 'atoll[train]'`."""
     return f"pip install {requirement(Path(__file__), f'[{extra}]')}"
 
 
 def reinstall_command() -> str:
-    """The command that builds and installs Atoll itself once more."""
+    """The command that builds and installs Atoll again."""
     return f"pip install --force-reinstall --no-deps {requirement(Path(__file__))}"
 
 
 def requirement(module: Path, extra: str = "") -> str:
-    """What pip is told to install the Atoll that this file belongs to, from where it came."""
+    """The requirement for pip that installs this copy of Atoll again, from its source: a clone, a URL or an index."""
     import shlex
 
     root = checkout(module)
@@ -170,13 +170,13 @@ def requirement(module: Path, extra: str = "") -> str:
 
 
 def checkout(module: Path) -> Path | None:
-    """The folder of the clone that this file of ours runs from; None if it is an installed copy."""
+    """The folder of the clone that contains `module`; None for an installed copy."""
     source = module.absolute().parents[1]
     return source.parent if source.name == "src" and (source.parent / "pyproject.toml").is_file() else None
 
 
 def _named(origin: dict[str, Any], extra: str) -> str:
-    """A requirement in the words of pip: the name alone is for who has it from an index."""
+    """A requirement for pip; the name alone if the copy came from an index."""
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
@@ -192,7 +192,7 @@ def _named(origin: dict[str, Any], extra: str) -> str:
 
 
 def _direct_url(module: Path) -> dict[str, Any]:
-    """What pip wrote down of where it got this copy from; empty if from an index, or if nobody wrote it down."""
+    """The `direct_url.json` that pip wrote for this copy; empty for a copy from an index."""
     import json
     from importlib.metadata import distributions
 

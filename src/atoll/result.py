@@ -17,13 +17,13 @@ from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunSta
 
 RESTARTS = "`--max-restarts N`"
 _LAST_LINE_CHARS = 2000
-"""A progress bar can make a single line of a whole log."""
+"""A progress bar can turn a whole log into one line."""
 _MOST_WAYS = 8
 _FIRST_LINES, _LAST_LINES = 10, 20
 _MESSAGE_LINES = 5
-"""Of each end of a message below a traceback: the frame that raised it must stay in sight."""
+"""Lines of each end of a message below a traceback, so that the frame that raised it stays visible."""
 _LINE_CHARS = 2000
-"""A message can be a single line as long as a log."""
+"""A message can be one line as long as a log."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ErrorReport:
     message: str
     traceback: str = ""
     ranks: tuple[int, ...] = ()
-    """Whom it blames: those whose update failed a check, or did not come."""
+    """The ranks that caused it: their update failed a check or did not arrive."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ErrorReport:
@@ -44,7 +44,7 @@ class ErrorReport:
 
 @dataclass(frozen=True)
 class ReplicaOutcome:
-    """How one rank ended, in its own words if it could still speak."""
+    """How one rank ended; from its own record if it wrote one."""
 
     rank: int
     attempt: int
@@ -66,7 +66,7 @@ class ReplicaOutcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaOutcome:
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}  # a later version may say more
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}  # a later version may have more fields
         known |= {"state": ReplicaState(data["state"]), "reason": Reason(data["reason"])}
         known["error"] = ErrorReport.from_json(data["error"]) if data.get("error") else None
         known["last_lines"] = tuple(data.get("last_lines", ()))
@@ -75,14 +75,14 @@ class ReplicaOutcome:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Every rank's outcome, in order."""
+    """The outcome of every rank, in order."""
 
     run_id: str
     outcomes: tuple[ReplicaOutcome, ...]
     could_restart: bool = False
-    """Nobody asked for restarts, and the backend has them."""
+    """The run has no restarts, and the backend supports them."""
     rounds: int = 0
-    """How many rounds replicas agreed on; only looked up where some did not succeed."""
+    """The number of committed rounds; read only if a rank did not succeed."""
 
     @property
     def ok(self) -> bool:
@@ -91,7 +91,7 @@ class RunResult:
 
     @property
     def values(self) -> list[Any]:
-        """What each rank returned, in rank order."""
+        """The return value of each rank, in rank order."""
         return [outcome.result for outcome in self.outcomes]
 
     def failures(self) -> list[ReplicaOutcome]:
@@ -99,7 +99,7 @@ class RunResult:
         return [outcome for outcome in self.outcomes if outcome.state is not ReplicaState.SUCCEEDED]
 
     def raise_for_failures(self) -> RunResult:
-        """Return self, or raise `RunFailed` naming ranks, reasons, last lines and the command that shows more."""
+        """Return self, or raise `RunFailed` with ranks, reasons, last lines and the command that shows more."""
         failed = self.failures()
         if failed:
             text = failure_text(self.run_id, self.outcomes, rounds=self.rounds)
@@ -119,11 +119,11 @@ def join(
     cancelled: str | None = None,
     over: Collection[int] = (),
 ) -> RunStatus:
-    """Two witnesses, one answer: the backend's status, corrected by what replicas wrote in the store.
+    """The backend's status, corrected by the outcomes in the store.
 
-    The store knows better only where the backend forgot (LOST), and where a process that ended well left no outcome.
-    `cancelled` is why the store has a request to stop: a replica told to leave then was cancelled, not preempted.
-    Not so the ranks that were `over` before: what became of them may be why.
+    The store corrects two cases: the backend has no record (LOST), and a process ended with exit code 0 but wrote no
+    outcome. `cancelled` is the recorded reason of a cancellation: a replica that was preempted then counts as
+    cancelled, except for the ranks in `over`, which had ended before it.
     """
     return status.with_replicas(
         _join_one(r, outcomes.get(r.rank), None if r.rank in over else cancelled) for r in status.replicas
@@ -132,9 +132,9 @@ def join(
 
 def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: str | None) -> ReplicaStatus:
     if replica.state is ReplicaState.CANCELLED and cancelled not in (None, ON_REQUEST):
-        return replace(replica, message=cancelled or "")  # the backend knows that, and not why
+        return replace(replica, message=cancelled or "")  # the backend does not know the reason
     if replica.state is ReplicaState.SUCCEEDED and outcome is None:
-        message = "the process ended well but left no outcome record in the store"
+        message = "the process ended with exit code 0 but wrote no outcome to the store"
         why = f"{message}: {replica.message}" if replica.message else message
         return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=why)
     if outcome is None or outcome.attempt < replica.attempt:
@@ -154,7 +154,7 @@ def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled:
 
 
 def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaOutcome:
-    """The outcome to show for a rank: its own record, under the joined verdict on its state."""
+    """The outcome to show for a rank: its own record, with the joined state."""
     if outcome is None or outcome.attempt < status.attempt:
         return ReplicaOutcome(
             status.rank,
@@ -168,7 +168,7 @@ def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> Replica
             host=status.host,
         )
     exit_code = outcome.exit_code if status.exit_code is None else status.exit_code
-    # A replica that is asked to stop does not know why; only who asked knows that its time was up, or who had failed.
+    # A replica does not know why it is stopped; the status has the reason (a timeout, or a failure of another rank).
     if status.state is outcome.state and status.reason not in (Reason.TIMEOUT, Reason.CANCELLED):
         return replace(outcome, exit_code=exit_code)
     message = status.message or outcome.message
@@ -176,7 +176,7 @@ def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> Replica
 
 
 def last_lines(lines: Callable[[], Iterable[str]], count: int = 5) -> tuple[str, ...]:
-    """The last lines of a log that may not be there any more."""
+    """The last lines of a log, or a note if the log cannot be read."""
     from atoll.errors import AtollError
 
     try:
@@ -186,7 +186,7 @@ def last_lines(lines: Callable[[], Iterable[str]], count: int = 5) -> tuple[str,
 
 
 def failure_text(run_id: str, outcomes: Sequence[ReplicaOutcome], *, rounds: int = 0) -> str:
-    """How many replicas did not succeed, whether that matters, and how each of them ended, the cause first."""
+    """How many replicas did not succeed, whether training is complete, and how each of them ended, the cause first."""
     failed = [outcome for outcome in outcomes if outcome.state is not ReplicaState.SUCCEEDED]
     lines = [f"run `{run_id}`: {len(failed)} of {len(outcomes)} replicas did not succeed"]
     lines += [f"  {note}" for note in (completion_text(outcomes, rounds), again_text(outcomes)) if note]
@@ -203,9 +203,9 @@ def failure_text(run_id: str, outcomes: Sequence[ReplicaOutcome], *, rounds: int
 
 
 def completion_text(outcomes: Sequence[ReplicaOutcome], rounds: int) -> str:
-    """Such as `training is complete: ranks 0,2 went on to the last of its 100 rounds`; empty where it is not.
+    """Such as `training is complete: ranks 0,2 went on to the last of its 100 rounds`; empty if it is not complete.
 
-    Who returned has gone through its rounds. It may have left too early, though: then the others had no quorum.
+    A rank that returned has finished its rounds, unless it left too early: then another rank lost the quorum.
     """
     done = [outcome.rank for outcome in outcomes if outcome.state is ReplicaState.SUCCEEDED]
     is_cut_off = any(o.reason is Reason.CANCELLED or _is_of(o, errors.QuorumLost) for o in outcomes)
@@ -215,67 +215,67 @@ def completion_text(outcomes: Sequence[ReplicaOutcome], rounds: int) -> str:
 
 
 def again_text(outcomes: Iterable[ReplicaOutcome]) -> str:
-    """Such as `rank 1 was restarted twice, ranks 2-3 once`; empty if nobody was."""
+    """Such as `rank 1 was restarted twice, ranks 2-3 once`; empty without restarts."""
     counts: dict[int, list[int]] = {}
     for outcome in outcomes:
         if outcome.attempt:
             counts.setdefault(outcome.attempt, []).append(outcome.rank)
-    told = ""
+    text = ""
     for count, ranks in sorted(counts.items(), reverse=True):
         often = {1: "once", 2: "twice"}.get(count, f"{count} times")
-        verb = f" {'was' if len(ranks) == 1 else 'were'} restarted" if not told else ""
-        told += f"{', ' if told else ''}{ranks_text(ranks)}{verb} {often}"
-    return told
+        verb = f" {'was' if len(ranks) == 1 else 'were'} restarted" if not text else ""
+        text += f"{', ' if text else ''}{ranks_text(ranks)}{verb} {often}"
+    return text
 
 
 def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome], *, could_restart: bool = False) -> str:
-    """The command that shows more of the rank that began it; and what would have been better."""
+    """The command that shows the log of the rank that failed first, and options that avoid this."""
     import shlex
 
     cause = by_cause(failed)[0]
     way = list(_way(cause))
     blamed = cause.error.ranks if cause.error is not None else ()
-    # Those who failed alike blame the same one, or nobody; which of them was first is chance.
+    # Ranks that failed in the same way name the same rank or none; the lowest of them is as good as any.
     rank = blamed[0] if blamed else min(outcome.rank for outcome in failed if list(_way(outcome)) == way)
     logs = f"atoll logs {shlex.quote(run_id)} --rank {rank}"
     is_passing = cause.reason in (Reason.KILLED, Reason.PREEMPTED) or _is_of(cause, errors.StoreUnavailable)
     may_help = could_restart and is_passing
     if any(_is_of(outcome, errors.QuorumLost) for outcome in failed) and not _is_of(cause, errors.RoundError):
         return f"{logs}; {better_text(could_restart=may_help)}"
-    return f"{logs}; with {RESTARTS} a replica that ends so is started again" if may_help else logs
+    return f"{logs}; with {RESTARTS} a replica that ends like this is restarted" if may_help else logs
 
 
 def better_text(*, could_restart: bool, could_go_on: bool = True) -> str:
-    """What would have spared the others the wait for a replica that was over."""
-    ways = [f"{RESTARTS} starts such a replica again"] if could_restart else []
+    """Options that avoid waiting for a replica that has ended."""
+    ways = [f"{RESTARTS} restarts such a replica"] if could_restart else []
     ways += ["`--fail-fast` ends the run at once"]
-    ways += ["a quorum, as in `DiLoCo(quorum=N)`, goes on without it"] if could_go_on else []
+    ways += ["a quorum, as in `DiLoCo(quorum=N)`, continues without it"] if could_go_on else []
     return f"next time, {', '.join(ways[:-1])}{' and ' if ways[1:] else ''}{ways[-1]}"
 
 
 def by_cause(failed: Iterable[ReplicaOutcome]) -> list[ReplicaOutcome]:
-    """Those who failed on their own first, the earliest before the others; last those who were cancelled."""
+    """Ranks that failed by themselves first, the earliest before the others; cancelled ranks last."""
     return sorted(failed, key=lambda o: (_distance(o), o.ended_at is None, o.ended_at or 0.0, o.rank))
 
 
 def _distance(outcome: ReplicaOutcome) -> int:
-    """How far a replica's end is from the cause of it all; 0 for one that failed on its own."""
+    """How far the end of a replica is from the cause of the failure; 0 if it failed by itself."""
     if outcome.reason is Reason.CANCELLED:
         return 3
     if _is_of(outcome, errors.RoundError):
-        return 2  # it waited for others, or could not use what they gave
+        return 2  # it waited for other ranks, or could not use their updates
     return int(outcome.reason in (Reason.TIMEOUT, Reason.LOST))
 
 
-def _is_of(outcome: ReplicaOutcome, sort: type[errors.AtollError]) -> bool:
-    """Whether an error of ours of this sort ended it; others have a part in a `RoundError`."""
+def _is_of(outcome: ReplicaOutcome, error_class: type[errors.AtollError]) -> bool:
+    """Whether an error of this Atoll class ended the replica."""
     module, _, kind = (outcome.error.type if outcome.error is not None else "").rpartition(".")
     found = getattr(errors, kind, None) if module == errors.__name__ else None
-    return isinstance(found, type) and issubclass(found, sort)
+    return isinstance(found, type) and issubclass(found, error_class)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 2`, or `ranks 0-3,7`: what `--rank` takes."""
+    """`rank 2`, or `ranks 0-3,7`, in the form that `--rank` accepts."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and spans[-1][1] == rank - 1:
@@ -287,7 +287,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def _way(outcome: ReplicaOutcome) -> Iterator[str]:
-    """How a rank ended, in words that do not say which rank it is."""
+    """How a rank ended, without its number, so that equal ends can be grouped."""
     message, *more = outcome.message.strip().splitlines() or ["no reason given"]
     yield _head(outcome, _cut(message))
     error = outcome.error
@@ -301,7 +301,7 @@ def _way(outcome: ReplicaOutcome) -> Iterator[str]:
 
 
 def _head(outcome: ReplicaOutcome, message: str) -> str:
-    """State, reason, exit code and message, each said once: `cancelled on request` is all three."""
+    """State, reason, exit code and message, without repetition: `cancelled on request` has all three."""
     state, reason = str(outcome.state), str(outcome.reason)
     code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
     if reason != state:
@@ -310,7 +310,7 @@ def _head(outcome: ReplicaOutcome, message: str) -> str:
 
 
 def _raised(error: ErrorReport) -> Iterator[str]:
-    """A traceback, its frames and its message each cut in the middle: where it was raised is just between the two."""
+    """A traceback whose frames and message are each shortened in the middle, so that the raising frame is shown."""
     text = error.traceback.rstrip()
     before, found, after = text.rpartition(error.message.rstrip() or text)
     frames, _, head = before.rpartition("\n")
@@ -323,9 +323,9 @@ def _raised(error: ErrorReport) -> Iterator[str]:
 
 
 def _indented(lines: Sequence[str], first: int = _FIRST_LINES, last: int = _LAST_LINES) -> Iterator[str]:
-    """The lines; of too many the first and the last, and how many are missing between them."""
+    """The lines; of too many only the first and the last, and the number of lines left out."""
     hidden = len(lines) - first - last
-    if hidden < 2:  # saying so takes a line, too
+    if hidden < 2:  # the note takes a line, too
         yield from (f"    {_cut(line)}" for line in lines)
         return
     yield from (f"    {_cut(line)}" for line in lines[:first])

@@ -60,14 +60,14 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 @dataclass(frozen=True)
 class Code:
-    """Where replicas find the user's code: in a folder they share with us, in a bundle, or in their image."""
+    """Where replicas find the user's code: in a shared folder, in a bundle, or in their image."""
 
     kind: str
     """`in_place`, `bundle` or `image`."""
     root: str | None = None
-    """The folder replicas work in, for code in place."""
+    """The working folder of replicas, for code in place."""
     path: str | None = None
-    """A further folder to import from, where the entry point's module is not in `root`."""
+    """An additional folder to import from, if the entry point's module is not in `root`."""
     digest: str | None = None
 
     @classmethod
@@ -85,12 +85,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Task:
-    """What replicas do. Reaches them through the store, so no backend can drop or mangle it."""
+    """What replicas do. They read it from the store, so no backend can lose or change it."""
 
     entry: str
     args: Mapping[str, Any] = field(default_factory=dict)
     argv: Sequence[str] = ()
-    """Words for a script's `sys.argv[1:]`; a function has `args` instead."""
+    """`sys.argv[1:]` of a script; a function has `args` instead."""
     code: Code = Code("image")
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how replicas run. Every field reaches the backend or is refused by it. (E2)"""
+    """Where and how replicas run. The backend applies every field or refuses it. (E2)"""
 
     replicas: int = 1
     gpu: Gpu | None = None
@@ -116,15 +116,15 @@ class Placement:
     memory_gib: float | None = None
     image: str | None = None
     timeout_s: float = DAY_S
-    """A replica still going after this long, restarts included, is stopped and has failed."""
+    """The time limit of a replica, restarts included. After it the replica is stopped and counts as failed."""
     grace_s: float = 10.0
-    """How long a replica may take to end after it was asked to."""
+    """The time between SIGTERM and SIGKILL when a replica is stopped."""
     max_restarts: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Variable name -> reference such as `env:HF_TOKEN`; never the value."""
     rank_env: str = RANK
-    """A further variable that tells a replica its rank, for code that expects another name."""
+    """An additional variable that holds the rank, for code that expects another name."""
 
     def __post_init__(self) -> None:
         if isinstance(self.gpu, str):
@@ -149,7 +149,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: its id, what replicas do, and where."""
+    """One run: its id, its task and its placement."""
 
     run_id: str
     task: Task
@@ -189,7 +189,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Gpu:
-    """`count` devices of one kind for one replica. `any` is whatever the machine has."""
+    """`count` devices of one kind for each replica. `any` is any device that the machine has."""
 
     name: str
     count: int = 1
@@ -199,7 +199,7 @@ class Gpu:
 
     @classmethod
     def parse(cls, text: str) -> Gpu:
-        """`"H100:8"` as a Gpu. An unknown name raises `UnknownName`, a bad count `ValueError`."""
+        """Parse `"H100:8"`. An unknown name raises `UnknownName`, a bad count `ValueError`."""
         name, _, count = text.partition(":")
         spelled = {known.lower().replace("-", ""): known for known in KNOWN}
         plain = name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
@@ -224,7 +224,7 @@ class Entry:
 
     @classmethod
     def parse(cls, text: str) -> Entry:
-        """`ValueError` says what an entry point looks like."""
+        """Parse one of the three forms; `ValueError` shows them."""
         place, colon, function = text.rpartition(":") if ":" in text else (text, "", "")
         if colon and not function.isidentifier():
             raise ValueError(f"`{function}` after the last `:` is not a function name")
@@ -238,19 +238,19 @@ class Entry:
 
     @classmethod
     def of(cls, target: str | Callable[..., Any]) -> Entry:
-        """The entry point for a text or a callable; `ValueError` says why a callable cannot be one."""
+        """The entry point for a text or a callable; `ValueError` if another process could not import it."""
         return cls.parse(target) if isinstance(target, str) else _of_callable(target)
 
 
 def unfit(name: str, kind: str, module: str = "") -> str:
-    """Why what is called `name` cannot be an entry point, being a `class`, `async`, … or something of that type."""
+    """Why `name`, which is a `class`, `async`, … or an object of the type `kind`, cannot be an entry point."""
     match kind:
         case "class":
             return f"`{name}` is a class; an entry point is a function: define one that makes and uses `{name}(…)`"
         case "async":
             return f"`{name}` is `async`; an entry point is a plain function: define one with `asyncio.run({name}(…))`"
         case "generator function":
-            return f"`{name}` has a `yield`, so a call of it runs nothing; an entry point returns its result"
+            return f"`{name}` has a `yield`, so calling it runs nothing; an entry point returns its result"
         case "module":
             return f"`{name}` is a module; name a function of it: `{module or name}:function`"
         case _:
@@ -258,7 +258,7 @@ def unfit(name: str, kind: str, module: str = "") -> str:
 
 
 def object_problem(found: object, name: str) -> str | None:
-    """Why this object cannot be an entry point; None if it can. What can be called as a function can be one."""
+    """Why this object cannot be an entry point; None if it can: it is called like a function."""
     import inspect
 
     if isinstance(found, type):
@@ -277,7 +277,7 @@ def _of_callable(function: Callable[..., Any]) -> Entry:
     if problem := object_problem(function, getattr(function, "__name__", "entry")):
         raise ValueError(problem)
     if isinstance(function, partial):
-        raise ValueError("a `partial` has no name to import it by; give the function, and what it is given as `args`")
+        raise ValueError("a `partial` has no name to import it by; give the function, and its arguments as `args`")
     name = getattr(function, "__qualname__", None)
     module_name = getattr(function, "__module__", None)
     if name is None or module_name is None or hasattr(function, "__self__"):
@@ -295,7 +295,7 @@ def _of_callable(function: Callable[..., Any]) -> Entry:
         return Entry(spec.name, None, name)  # `python -m package.module`: its imports may be relative
     script = getattr(module, "__file__", None)
     if script is None:
-        raise ValueError(f"`{name}` lives in an interactive session; put it in a file")
+        raise ValueError(f"`{name}` is defined in an interactive session; put it in a file")
     return Entry(None, os.path.abspath(script), name)
 
 
@@ -305,7 +305,7 @@ _script: str | None = None
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Around the import of user code in a replica."""
+    """A replica imports user code inside this block."""
     global _is_loading
     _is_loading = True
     try:
@@ -315,7 +315,7 @@ def loading() -> Iterator[None]:
 
 
 def playing(script: str) -> None:
-    """This process is a replica that runs this script as its main program."""
+    """Record that this replica runs this script as its main program."""
     global _script
     _script = os.path.realpath(script)
 
@@ -326,12 +326,12 @@ def is_own_script(entry: object) -> bool:
 
 
 def is_loading() -> bool:
-    """Whether this is a replica whose user code is being imported: what launches a run there launches runs for ever."""
+    """Whether a replica is importing user code. A launch during the import would repeat in each new replica."""
     return _is_loading
 
 
 def json_problems(value: object, where: str) -> Iterator[str]:
-    """Where `value` would not come back from JSON as it went in."""
+    """The parts of `value` that JSON would change or cannot hold."""
     if value is None or isinstance(value, bool | int | str):
         return
     if isinstance(value, float):
@@ -418,7 +418,7 @@ def _environment_problems(p: Placement) -> Iterator[str]:
                 yield f"{where}: looks like a secret; pass it by reference: secrets={{`{name}`: `env:{name}`}}"
     if isinstance(p.env, Mapping) and isinstance(p.secrets, Mapping):
         for name in sorted(set(p.env) & set(p.secrets)):
-            yield f"env.{name}: also in secrets; which one is it?"
+            yield f"env.{name}: also in secrets; remove one of them"
 
 
 def _collect(problems: list[str], build: Callable[[], Any]) -> Any:
@@ -430,7 +430,7 @@ def _collect(problems: list[str], build: Callable[[], Any]) -> Any:
 
 
 def _unknown(name: str, placement: Sequence[str]) -> str:
-    """A keyword of `launch` that there is not; what it has besides the placement may be meant as well."""
+    """The problem with an unknown keyword of `launch`; suggests other keywords of `launch`, too."""
     meant = did_you_mean(name, [*placement, *_LAUNCH_TAKES])
     listed = f"; a placement has {', '.join(placement)}"
     return f"{name}: there is no such argument{meant or listed}"

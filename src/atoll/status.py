@@ -1,4 +1,4 @@
-"""What is known about a replica and a run, and which moves between states are possible."""
+"""The states of replicas and runs, with reasons, progress and the JSON form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life. A terminal state never changes."""
+    """The state of a replica. A terminal state never changes."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -17,16 +17,16 @@ class ReplicaState(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
-    """The backend no longer knows. Never a guess at one of the others."""
+    """The backend has no record of the replica. Never used as a guess for another state."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it is over, however it ended."""
+        """Whether the replica has ended, in any way."""
         return self not in (ReplicaState.PENDING, ReplicaState.RUNNING)
 
 
 class Reason(StrEnum):
-    """Why a replica is in its state, in words shared by every backend."""
+    """Why a replica is in its state; every backend uses the same reasons."""
 
     OK = "ok"
     WAITING = "waiting"
@@ -34,7 +34,7 @@ class Reason(StrEnum):
     RESTARTING = "restarting"
     USER_ERROR = "user_error"
     NO_OUTCOME = "no_outcome"
-    """The process ended well but never said what came out of it."""
+    """The process ended with exit code 0 but wrote no outcome."""
     KILLED = "killed"
     """Ended by a signal that Atoll did not send."""
     TIMEOUT = "timeout"
@@ -51,12 +51,12 @@ class Reason(StrEnum):
 
 
 ON_REQUEST = "cancelled on request"
-"""The message of a replica that was told to stop, unless it is known why somebody wanted that."""
+"""The message of a cancelled replica if no other reason was recorded."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a replica last said about itself: the newest heartbeat in the store."""
+    """The newest heartbeat of a replica in the store."""
 
     round_no: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -66,13 +66,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """One rank: its state, why, and in whose words."""
+    """The state of one rank, with its reason."""
 
     rank: int
     state: ReplicaState
     reason: Reason = Reason.OK
     message: str = ""
-    """The service's own words, or ours where the service has none."""
+    """The message of the service, or Atoll's if the service has none."""
     exit_code: int | None = None
     host: str | None = None
     attempt: int = 0
@@ -103,22 +103,22 @@ class RunStatus:
 
     @classmethod
     def uniform(cls, replicas: int, state: ReplicaState, reason: Reason, message: str = "") -> RunStatus:
-        """The same answer for every rank."""
+        """The same status for every rank."""
         return cls(tuple(ReplicaStatus(rank, state, reason, message) for rank in range(replicas)))
 
     @classmethod
     def lost(cls, replicas: int, message: str) -> RunStatus:
-        """The backend knows nothing of any rank."""
+        """The backend has no record of any rank."""
         return cls.uniform(replicas, ReplicaState.LOST, Reason.LOST, message)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether every rank is over."""
+        """Whether every rank has ended."""
         return all(replica.state.is_terminal for replica in self.replicas)
 
     @property
     def state(self) -> ReplicaState:
-        """The run in one word: what is still going wins, then the worst ending."""
+        """The state of the run: running or pending if any rank is, else the worst end of a rank."""
         states = {replica.state for replica in self.replicas}
         order = (
             ReplicaState.RUNNING,
@@ -133,12 +133,12 @@ class RunStatus:
         return next((state for state in order if state in states), ReplicaState.PENDING)
 
     def counts(self) -> dict[ReplicaState, int]:
-        """How many ranks are in each state; states nobody is in are left out."""
+        """The number of ranks in each state; states without ranks are left out."""
         found = [replica.state for replica in self.replicas]
         return {state: found.count(state) for state in ReplicaState if state in found}
 
     def failures(self) -> Iterable[ReplicaStatus]:
-        """Ranks that are over and did not succeed."""
+        """Ranks that ended without success."""
         return (r for r in self.replicas if r.state.is_terminal and r.state is not ReplicaState.SUCCEEDED)
 
     def with_replicas(self, replicas: Iterable[ReplicaStatus]) -> RunStatus:

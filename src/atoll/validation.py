@@ -32,9 +32,9 @@ class Kind(NamedTuple):
 def check_arguments(
     called: str, given: Mapping[str, Any], kinds: Mapping[str, Kind], hint: str | None = None
 ) -> dict[str, Any]:
-    """The arguments that `kinds` names, with numbers of numpy and torch as numbers of Python.
+    """Return the arguments in `kinds`, with numbers of numpy and torch as Python numbers.
 
-    Raises one `InvalidSpec` with every argument that is not of its kind; `hint` is what to do then.
+    Raises one `InvalidSpec` with every argument that breaks its rule; `hint` is the next step.
     """
     values = {name: plain(given[name]) for name in kinds if name in given}
     problems = [problem for name, value in values.items() if (problem := kinds[name].problem(name, value))]
@@ -50,8 +50,8 @@ def check_fields(instance: object, kinds: Mapping[str, Kind]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy or torch as one of Python; anything else as it is."""
-    # The class is asked: an instance may have a `__getattr__` that accepts any name or raises anything.
+    """A number of numpy or torch as a Python number; any other value unchanged."""
+    # Look at the class: an instance may have a `__getattr__` that accepts any name or raises anything.
     is_array = hasattr(type(value), "ndim") and hasattr(type(value), "item")
     return value.item() if is_array and value.ndim == 0 else value
 

@@ -20,7 +20,7 @@ from atoll.errors import ConfigError
 OWN_IGNORE_FILE = b".atollignore"
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 _TIMEOUT_S = 300.0
-# Set inside git hooks and by some tools: they would make git answer for another repository than the folder's own.
+# Set inside git hooks and by some tools: git would list another repository.
 _MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"}
 _MISLEADING |= {"GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CEILING_DIRECTORIES"}
 _SPECIAL = re.compile(rb"[*?\[\\]")
@@ -43,7 +43,7 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Listing:
-    """Paths relative to the folder, sorted; `notes` says what a person may be surprised by."""
+    """Sorted paths relative to the folder; `notes` are for the user."""
 
     paths: tuple[bytes, ...]
     source: str
@@ -60,13 +60,13 @@ def list_files(root: bytes, *, at_most: int) -> Listing:
     if top is not None and (git := which("git")):
         paths, notes = tracked_and_untracked(git, root, own)
         return Listing(tuple(sorted(paths)), "git", tuple(notes))
-    missing = "git is not on PATH, so .gitignore decides alone: tracked files that it names are left out"
+    missing = "git is not on PATH, so tracked files that .gitignore names are left out"
     found = islice(walk(root, top or root, own), at_most)
     return Listing(tuple(sorted(found)), "walk", (missing,) if top else ())
 
 
 def walk(root: bytes, top: bytes, own: Ignore) -> Iterator[bytes]:
-    """Everything under `root` but folders, without what `own` and the .gitignore files from `top` down exclude."""
+    """Every file and link under `root` that neither `own` nor a .gitignore file from `top` down excludes."""
     rules = Ignore(top, b".gitignore", like_git=True)
     prefix = b"" if root == top else os.path.relpath(root, top) + b"/"
     folders = [b""]
@@ -104,7 +104,7 @@ def is_repository(folder: bytes) -> bool:
 
 
 def git_folder(folder: bytes) -> bytes | None:
-    """Where the repository of the work tree at `folder` keeps its things, or None if there is none."""
+    """The git folder (`.git`) of the work tree at `folder`, or None."""
     place = os.path.join(folder, b".git")
     if os.path.isfile(place):
         place = os.path.join(folder, _pointed_to(place))
@@ -114,7 +114,7 @@ def git_folder(folder: bytes) -> bytes | None:
 
 
 def work_tree_of(folder: bytes) -> bytes | None:
-    """The nearest work tree that `folder` (an absolute path) is in, or None."""
+    """The nearest work tree that contains `folder` (an absolute path), or None."""
     while not is_repository(folder):
         parent = os.path.dirname(folder)
         if parent == folder:
@@ -133,7 +133,7 @@ def _pointed_to(file: bytes) -> bytes:
 
 
 def tracked_and_untracked(git: str, root: bytes, own: Ignore) -> tuple[set[bytes], list[str]]:
-    """The paths git lists that exist and `own` does not exclude, with those of submodules and nested repositories."""
+    """The existing paths that git lists and `own` does not exclude, also in submodules and nested repositories."""
     paths: set[bytes] = set()
     notes: list[str] = []
     real_folders: dict[bytes, bool] = {}
@@ -158,7 +158,7 @@ def tracked_and_untracked(git: str, root: bytes, own: Ignore) -> tuple[set[bytes
 
 
 def _mode(root: bytes, path: bytes, real_folders: dict[bytes, bool]) -> int | None:
-    """The mode of what is really at `path`; None if it is gone, or only seems there through a link above it."""
+    """The mode of the file at `path`; None if it does not exist or is reached through a link."""
     parent = os.path.dirname(os.path.join(root, path))
     if parent not in real_folders:
         real_folders[parent] = os.path.realpath(parent) == parent
@@ -169,11 +169,11 @@ def _mode(root: bytes, path: bytes, real_folders: dict[bytes, bool]) -> int | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
-        raise ConfigError(f"cannot look at `{os.fsdecode(path)}`: {exc.strerror}") from exc
+        raise ConfigError(f"cannot read `{os.fsdecode(path)}`: {exc.strerror}") from exc
 
 
 def _without_repository(git: str, root: bytes, prefix: bytes, folders: list[bytes]) -> list[str]:
-    """Folders that git lists as one entry: submodules without a repository, or files that a folder has replaced."""
+    """Notes about folders that git lists as one entry: submodules without repository, files replaced by a folder."""
     if not folders:
         return []
     staged, _ = _ls_files(git, os.path.join(root, prefix), "--stage")
@@ -183,7 +183,7 @@ def _without_repository(git: str, root: bytes, prefix: bytes, folders: list[byte
         name = os.fsdecode(folder)
         if os.listdir(os.path.join(root, folder)):
             raise ConfigError(
-                f"`{name}` is a git submodule without its own repository, so git cannot say which of its files count",
+                f"`{name}` is a git submodule without its own repository, so git cannot list its files",
                 hint=f"git submodule update --init {name}, or name it in .atollignore",
             )
         notes.append(f"`{name}` is a git submodule that is not checked out: nothing of it is sent")
@@ -191,10 +191,10 @@ def _without_repository(git: str, root: bytes, prefix: bytes, folders: list[byte
 
 
 def _ls_files(git: str, folder: bytes, *options: str) -> tuple[list[bytes], list[str]]:
-    """What `git ls-files` prints about `folder`, and the warnings it gives."""
+    """The output of `git ls-files` in `folder`, and its warnings."""
     import subprocess
 
-    # fsmonitor is a command of the repository's choice; listing files should not run one
+    # fsmonitor is a command that the repository chooses; listing files must not run it
     command = [git, "-c", "core.fsmonitor=false", "ls-files", "-z", *options]
     environment = {name: value for name, value in os.environ.items() if name not in _MISLEADING} | {"LC_ALL": "C"}
     shown = os.fsdecode(folder.rstrip(b"/"))
@@ -209,7 +209,7 @@ def _ls_files(git: str, folder: bytes, *options: str) -> tuple[list[bytes], list
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ConfigError(f"cannot ask git about `{shown}`: {exc}") from exc
+        raise ConfigError(f"cannot run git in `{shown}`: {exc}") from exc
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode or "could not open directory" in said:
         raise ConfigError(f"git cannot list the files of `{shown}`: {said or f'exit code {done.returncode}'}")
@@ -218,7 +218,7 @@ def _ls_files(git: str, folder: bytes, *options: str) -> tuple[list[bytes], list
 
 @dataclass(frozen=True)
 class _Layer:
-    """The patterns of one ignore file, last line first, and how much of a path lies above it."""
+    """The patterns of one ignore file, last line first, and the length of the path of its folder."""
 
     above: int
     patterns: tuple[Pattern, ...]
@@ -227,7 +227,8 @@ class _Layer:
 class Ignore:
     """The rules of every file called `filename` in the folder `top` and below.
 
-    With `like_git`, as git reads them: not through links, with `info/exclude`, and afresh in a nested repository.
+    `like_git` reads them as git does: not through links, with `info/exclude`, and without outer rules in a nested
+    repository.
     """
 
     def __init__(self, top: bytes, filename: bytes, *, like_git: bool) -> None:
@@ -240,7 +241,7 @@ class Ignore:
         return layers is None or _is_excluded(layers, path, is_folder)
 
     def _layers(self, folder: bytes) -> tuple[_Layer, ...] | None:
-        """What applies inside `folder`, or None if the folder itself is excluded: nothing below it comes back."""
+        """The rules inside `folder`; None if the folder is excluded, because then no rule can include a path in it."""
         if folder not in self._folders:
             self._folders[folder] = self._read_layers(folder)
         return self._folders[folder]
@@ -266,12 +267,12 @@ def _is_excluded(layers: tuple[_Layer, ...], path: bytes, is_folder: bool) -> bo
             if pattern.folders_only and not is_folder:
                 continue
             if pattern.matches(name if pattern.by_name else below):
-                return not pattern.takes_back
+                return not pattern.is_negated
     return False
 
 
 def _content(file: bytes, *, follow: bool) -> bytes:
-    """The bytes of an ignore file; none if there is no such regular file."""
+    """The bytes of an ignore file; empty if it is not a regular file."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
         with os.fdopen(handle, "rb") as opened:
@@ -283,23 +284,23 @@ def _content(file: bytes, *, follow: bool) -> bytes:
 
 
 class _NeverMatches(Exception):
-    """The pattern is malformed; git keeps it and never matches anything with it."""
+    """The pattern is malformed; in git it matches nothing."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One line. The last pattern that matches a path decides about it."""
+    """One line. The last pattern that matches a path decides."""
 
-    takes_back: bool
-    """The line began with `!`: what it matches is not ignored."""
+    is_negated: bool
+    """The line began with `!`: paths that match it are not ignored."""
     folders_only: bool
     by_name: bool
-    """`matches` wants the last part of the path; otherwise the path below the folder of the ignore file."""
+    """`matches` takes the last part of the path; otherwise the path relative to the folder of the ignore file."""
     matches: Callable[[bytes], object]
 
 
 def parse(text: bytes) -> list[Pattern]:
-    """The patterns of an ignore file, in order; lines that can match nothing are left out."""
+    """The patterns of an ignore file, in order, without lines that match nothing."""
     patterns = []
     for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if line.startswith(b"#"):
@@ -339,7 +340,7 @@ def _matcher(glob: bytes, by_name: bool) -> Callable[[bytes], object]:
     if by_name and glob.startswith(b"*") and not _SPECIAL.search(glob, 1):
         tail = glob[1:]
         return lambda name: name.endswith(tail)
-    # git compares the plain beginning first and globs only the rest, so `**` right after it counts as leading
+    # git compares the plain beginning first and globs only the rest, so `**` right after it is a leading `**`
     plain, rest = glob[: special.start()], glob[special.start() :]
     return re.compile(re.escape(plain) + _regex(rest), re.DOTALL).fullmatch
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 256 * 1024**2
 MAX_FILES = 20_000
 _GZIP_LEVEL = 1
-_LOOK_AT = 10
-"""Times the limit: how many files are worth looking at to say which folder is too big."""
+_WALK_LIMIT = 10
+"""Times the limit: a walk stops after this many files; they suffice to name the folder that is too big."""
 _LEAVE_OUT = "name what replicas do not need in .gitignore, or in .atollignore if git tracks it"
 _SHOWN = 5
 _DOMINATES = 0.9
@@ -47,7 +47,7 @@ _OTHER_NAME = "rename it, or name it in .gitignore or .atollignore"
 
 @dataclass(frozen=True)
 class Bundle:
-    """A packed folder. `data` lies in an unnamed temporary file, not in memory; it goes when the bundle does."""
+    """A packed folder. `data` maps an unnamed temporary file, which is deleted with the bundle."""
 
     digest: str
     """The sha256 of `data`, in hex."""
@@ -56,17 +56,17 @@ class Bundle:
 
     @property
     def key(self) -> str:
-        """Its name in the store."""
+        """Its key in the store."""
         return keys.bundle(self.digest)
 
 
 def build(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> Bundle:
-    """Pack what the ignore rules leave of the folder `root`; `ConfigError` says what stands in the way."""
+    """Pack the files of the folder `root` that no ignore rule excludes; `ConfigError` if that is not possible."""
     place = os.fsencode(os.path.realpath(root))
     if not os.path.isdir(place):
         raise ConfigError(f"`{root}` is not a folder")
-    listing = list_files(place, at_most=_LOOK_AT * max_files)
-    entries = look_at(place, listing.paths)
+    listing = list_files(place, at_most=_WALK_LIMIT * max_files)
+    entries = read_entries(place, listing.paths)
     _check_size(root, entries, max_bytes, max_files)
     notes = (*listing.notes, *entries.notes, *check_links(entries), *_cache_notes(entries))
     digest, data = _packed(place, entries)
@@ -76,28 +76,28 @@ def build(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES)
 
 
 def upload(bundle: Bundle, store: Store) -> str:
-    """Put the bundle in the store, unless it is there already, and return its key."""
+    """Upload the bundle unless the store has it, and return its key."""
     try:
-        store.get(bundle.key, length=1)  # saves sending it all just to hear that it exists
+        store.get(bundle.key, length=1)  # saves the upload if the bundle exists
     except KeyNotFound:
         try:
             store.create(bundle.key, bundle.data)
         except KeyExists:
-            pass  # the name is the content
+            pass  # the key is the digest, so the content is equal
     return bundle.key
 
 
 def _check_size(root: Path, entries: Entries, max_bytes: int, max_files: int) -> None:
     if not entries.count:
         raise ConfigError(
-            f"there is nothing to send in `{root}`: it has no files, or all of them are ignored",
-            hint="start from the folder with your code, or see what `git status --ignored` says",
+            f"`{root}` has no files to send, or all of them are ignored",
+            hint="start in the folder with your code; `git status --ignored` lists ignored files",
         )
     has_too_many, is_too_big = entries.count > max_files, entries.size_bytes > max_bytes
     if not has_too_many and not is_too_big:
         return
     shares = biggest_shares(entries.sizes, by_count=not is_too_big)
-    at_least = "at least " if entries.count >= _LOOK_AT * max_files else ""
+    at_least = "at least " if entries.count >= _WALK_LIMIT * max_files else ""
     found = f"{at_least}{size_text(entries.size_bytes)} in {count_text(entries.count)}"
     limit = f"{size_text(max_bytes)} in {count_text(max_files)}"
     head = f"`{root}` is too big to send: {found}, and the limit is {limit}; the biggest are:"
@@ -129,7 +129,7 @@ def _packed(root: bytes, entries: Entries) -> tuple[str, memoryview]:
 
 
 def write_archive(root: bytes, entries: Entries, sink: IO[bytes]) -> None:
-    """Write the archive of `entries` to `sink`; a file that is no longer what it was is an error that names it."""
+    """Write the archive of `entries` to `sink`; `ConfigError` names a file that has changed since the listing."""
     import gzip
     import tarfile
 
@@ -186,7 +186,7 @@ class LinkProblem(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """A regular file; `stamp` tells whether it has changed since."""
+    """A regular file; a different `stamp` later means that it has changed."""
 
     size_bytes: int
     is_executable: bool
@@ -195,7 +195,7 @@ class File:
 
 @dataclass(frozen=True)
 class Entries:
-    """Files and links by path, and notes on what was left out."""
+    """Files and links by path, and notes about files that were left out."""
 
     files: dict[str, File] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -215,12 +215,12 @@ class Entries:
 
 
 def stamp(found: os.stat_result) -> tuple[int, ...]:
-    """Equal for two looks at a file if, as far as the file system says, nobody wrote to it between them."""
+    """Two equal stamps of a file mean that it was not written to in between, as far as the file system knows."""
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def look_at(root: bytes, paths: Iterable[bytes]) -> Entries:
-    """What is at each path. Special files are left out with a note; what is gone by now is left out."""
+def read_entries(root: bytes, paths: Iterable[bytes]) -> Entries:
+    """The files and links at these paths. Special files are left out with a note, deleted files without."""
     entries = Entries()
     for raw in paths:
         place, path = os.path.join(root, raw), _text(raw)
@@ -239,12 +239,12 @@ def look_at(root: bytes, paths: Iterable[bytes]) -> Entries:
         except FileNotFoundError:
             continue
         except OSError as exc:
-            raise ConfigError(f"cannot look at `{printable(path)}`: {exc.strerror}") from exc
+            raise ConfigError(f"cannot read `{printable(path)}`: {exc.strerror}") from exc
     return entries
 
 
 def check_links(entries: Entries) -> list[str]:
-    """Refuse links that lead outside, all at once; return notes on links to what is not in the bundle."""
+    """Raise `ConfigError` for all links that lead outside; return notes about links with no target in the bundle."""
     notes, problems = [], []
     folders = {""} | {path[:at] for path in entries.sizes for at, char in enumerate(path) if char == "/"}
     for path, target in entries.links.items():
@@ -302,7 +302,7 @@ def _steps(target: str, hops: int) -> list[str]:
     if not target or "\0" in target or len(target.encode()) > _MAX_PATH_BYTES:
         raise LinkProblem(f"is not 1 to {_MAX_PATH_BYTES} bytes")
     if hops > _MAX_HOPS:
-        raise LinkProblem("goes round in circles")
+        raise LinkProblem("is a circle of links")
     return target.split("/")
 
 
@@ -318,13 +318,13 @@ def _text(raw: bytes) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle holds. `text()` is for people."""
+    """A description of the content of a bundle. `text()` is for people."""
 
     digest: str
     count: int
     """Files and links."""
     size_bytes: int
-    """Of the content; `packed_bytes` is what is sent."""
+    """The size of the content; `packed_bytes` is the size of the upload."""
     packed_bytes: int
     largest: tuple[tuple[str, int], ...]
     """The five largest files and their sizes, largest first."""
@@ -343,7 +343,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Share:
-    """A file or folder and what it adds to the bundle; the name of a folder ends with `/`."""
+    """A file or folder with its size in the bundle; the name of a folder ends with `/`."""
 
     name: str
     size_bytes: int
@@ -362,7 +362,7 @@ def largest_files(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 def biggest_shares(sizes: Mapping[str, int], *, by_count: bool = False) -> list[Share]:
     """The five files or folders to leave out first, none inside another.
 
-    A folder stands for what is in it, unless one thing in it is nearly all of it: then that thing is named.
+    If one file or folder is nearly all of a folder, it is listed instead of that folder.
     """
     shares, inside = _shares(sizes)
 
@@ -384,7 +384,7 @@ def biggest_shares(sizes: Mapping[str, int], *, by_count: bool = False) -> list[
 
 
 def _shares(sizes: Mapping[str, int]) -> tuple[dict[str, Share], dict[str, list[str]]]:
-    """Every file and folder by name, and what is directly inside each folder; the root is the empty name."""
+    """Every file and folder by name, and the names directly in each folder; the root is the empty name."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     inside: dict[str, list[str]] = defaultdict(list)
     for path, size in sizes.items():
@@ -410,5 +410,5 @@ def count_text(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters and broken unicode written out, so that a file name cannot garble a terminal."""
+    """The text with escaped control characters and broken unicode, so that a file name cannot garble a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from atoll.stores.base import Store
 
 OVERHEAD_BYTES = 4096
-"""Room in an archive for the headers and padding of one file."""
+"""Space in an archive for the headers and padding of one file."""
 _COPY_BYTES = 256 * 1024
 _HEADER_BYTES = 1024**2
 _PIECE_BYTES = 8 * 1024**2
@@ -34,9 +34,9 @@ _PIECE_BYTES = 8 * 1024**2
 def fetch_and_unpack(
     store: Store, digest: str, destination: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
 ) -> Path:
-    """Unpack the bundle into a folder of its own in `destination`, and return that folder.
+    """Unpack the bundle into its own folder in `destination`, and return that folder.
 
-    Any number of processes may do this at once: one of them provides the folder, and all return it.
+    Many processes may call this at once: one of them creates the folder, and all return it.
     """
     import shutil
     import tempfile
@@ -65,7 +65,7 @@ def fetch_and_unpack(
 
 
 def _is_ready(root: Path) -> bool:
-    """True if the folder is there: it appears by a rename, so it is whole."""
+    """Whether the folder exists: it is created by a rename, so it is complete."""
     try:
         found = os.lstat(root)
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def _publish(fresh: str, root: Path) -> None:
 
 
 def _download(store: Store, key: str, digest: str, into: IO[bytes], limit_bytes: int) -> None:
-    """Copy the object piece by piece; an object that is too long is not read to its end."""
+    """Copy the object in pieces and check its digest; stop if it is too long."""
     import hashlib
 
     seen, got = 0, hashlib.sha256()
@@ -102,7 +102,7 @@ def _download(store: Store, key: str, digest: str, into: IO[bytes], limit_bytes:
             f"bundle `{key}` in {store.uri} is damaged: expected sha256 {digest}, got {got.hexdigest()}",
             uri=store.uri,
             key=key,
-            hint="delete that object and launch again: the launcher puts it back",
+            hint="delete that object and launch again: the launcher uploads it again",
         )
     into.seek(0)
 
@@ -117,8 +117,8 @@ def _archive_problems(store: Store, key: str) -> Iterator[None]:
     try:
         yield
     except broken as exc:
-        message = f"bundle `{key}` in {store.uri} is not an archive that Atoll makes, and was not unpacked: {exc}"
-        raise StoreError(message, uri=store.uri, key=key) from exc
+        message = f"bundle `{key}` in {store.uri} was not written by Atoll, and was not unpacked: {exc}"
+        raise StoreError(message, uri=store.uri, key=key, reason="archive") from exc
 
 
 @contextmanager
@@ -126,17 +126,17 @@ def _local_problems(what: str) -> Iterator[None]:
     try:
         yield
     except StoreError:
-        raise  # some are OSErrors too
+        raise  # some are OSErrors, too
     except OSError as exc:
         raise ConfigError(f"{what}: {exc.strerror or exc}", hint="free some space, or choose another folder") from exc
 
 
 class Refused(Exception):
-    """Why this archive is not one of ours."""
+    """Why an archive was not written by `pack`."""
 
 
 def extract(archive: IO[bytes], root: str, *, max_bytes: int, max_files: int) -> None:
-    """Unpack `archive` into the empty folder `root`; `Refused` or an error of tarfile or zlib if it is not ours."""
+    """Unpack `archive` into the empty folder `root`; raises `Refused`, or an error of tarfile or zlib."""
     import gzip
     import tarfile
 
@@ -152,9 +152,9 @@ def extract(archive: IO[bytes], root: str, *, max_bytes: int, max_files: int) ->
 
 
 class _ForwardReader:
-    """Reads on and never back, a bounded amount in all and at a time.
+    """Reads forward only, with limits for one read and for all.
 
-    tarfile follows the sizes in an archive wherever they point: back in a loop, or into a header of many gigabytes.
+    tarfile trusts the sizes in an archive, which may point back (an endless loop) or give a header of many gigabytes.
     """
 
     def __init__(self, source: GzipFile, limit_bytes: int) -> None:
@@ -184,12 +184,12 @@ class _ForwardReader:
 
 
 def _check_end(source: _ForwardReader) -> None:
-    """tarfile takes a broken header for the end, and looks at nothing behind it, not even the checksum of gzip."""
+    """Check the end: tarfile takes a broken header for it, and reads nothing after it, not even gzip's checksum."""
     if source.last_read != bytes(512):
         raise Refused("no proper end")
     while chunk := source.read(_COPY_BYTES):
         if chunk.count(0) != len(chunk):
-            raise Refused("something behind its end")
+            raise Refused("data after its end")
 
 
 def _write_files(tar: TarFile, root: str, max_bytes: int, max_files: int) -> dict[str, str]:
@@ -222,7 +222,7 @@ def _check_member(member: TarInfo, root: str) -> None:
     if member.size < 0 or (member.size and member.issym()):
         raise Refused(f"`{printable(member.name)}` has a size of {member.size}")
     if member.isreg() and hasattr(tarfile, "data_filter"):
-        # A second opinion, where this Python has it; on links it is wrong if they lead through one not made yet.
+        # A second check, if this Python has it; it is wrong for links through a link that does not exist yet.
         tarfile.data_filter(member, root)
 
 
@@ -251,7 +251,7 @@ def _make_links(root: str, links: dict[str, str]) -> None:
         except LinkProblem as exc:
             raise Refused(f"the link `{printable(path)}` -> `{printable(links[path][:200])}` {exc}") from exc
         if any(path[:at] in links for at, char in enumerate(path) if char == "/"):
-            raise Refused(f"`{printable(path)}` lies behind a link")
+            raise Refused(f"`{printable(path)}` is inside a link")
     for path, target in links.items():
         place = os.path.join(root, path)
         try:

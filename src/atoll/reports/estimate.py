@@ -23,7 +23,7 @@ from atoll.rounds.tuning import CHUNK_MULTIPLE, Grid, Tuning, default_chunk
 AS_OF = "2026-11"
 MODES = ("auto", "whole", "scatter")
 CONNECTION_BYTES_S = 100e6
-"""What one connection to a cloud store gives, about."""
+"""The approximate throughput of one connection to a cloud store."""
 MOST_REPLICAS = 1024
 _MOST_PARAMS = 1e16
 _OFFER_BYTES, _CHECK_BYTES, _COMMIT_BYTES, _SEAT_BYTES = 600, 19, 500, 200
@@ -32,7 +32,7 @@ _INLINE_BYTES, _LIST_FROM = Tuning().inline_bytes, Tuning().list_from
 
 @dataclass(frozen=True)
 class Prices:
-    """One service: dollars for one request of each kind."""
+    """One service: the price of one request of each kind, in dollars."""
 
     name: str
     put: float
@@ -40,7 +40,7 @@ class Prices:
     list: float
     """DELETE is free everywhere."""
     puts_per_s: int
-    """Writes a second that it takes before it has adapted to more."""
+    """Writes a second for one prefix before the service has adapted to more."""
     source: str
 
     def dollars(self, puts: float, gets: float, lists: float) -> float:
@@ -65,7 +65,7 @@ SERVICES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What is asked about. Sizes are in elements and bytes, times in seconds."""
+    """The inputs of the estimate. Sizes are in elements and bytes, times in seconds."""
 
     params: float
     replicas: int
@@ -84,7 +84,7 @@ class Setting:
     """None: as many as fill the network."""
     fragments: int = 1
     delay: int = 0
-    """Optimizer steps that training goes on while a fragment is exchanged."""
+    """Optimizer steps that continue while a fragment is exchanged."""
 
     def __post_init__(self) -> None:
         if problems := list(_problems(self)):
@@ -94,13 +94,13 @@ class Setting:
 
     @property
     def effective_bytes_s(self) -> float:
-        """The network, or what the connections give if that is less."""
+        """The throughput of the network, or of the connections if that is less."""
         most = float("inf") if self.connections is None else self.connections * CONNECTION_BYTES_S
         return min(self.bandwidth_bytes_s, most)
 
     @property
     def means(self) -> str:
-        """The codec of published means: as chosen, or as training chooses."""
+        """The codec of published means: the given one, or the one that training chooses."""
         return self.mean_codec or codecs.recommended_mean(self.codec)
 
     @cached_property
@@ -112,7 +112,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange as one replica sees it. Records are the requests that move no bulk: offers, commit, claims."""
+    """One exchange for one replica. Records are small objects: offers, commit, claims."""
 
     mode: str
     update_bytes: int
@@ -126,16 +126,16 @@ class Exchange:
     record_gets: float
     record_lists: float
     pipelined_s: float
-    """When everything overlaps: what Atoll is built for."""
+    """If everything overlaps, as in Atoll."""
     phased_s: float
-    """When uploading, averaging and fetching wait for each other."""
+    """If uploading, averaging and fetching wait for each other."""
 
     @property
     def requests(self) -> float:
         return self.bulk_puts + self.bulk_gets + self.record_puts + self.record_gets + self.record_lists
 
     def dollars(self, prices: Prices, replicas: int, *, bulk_only: bool = False) -> float:
-        """For all replicas."""
+        """The price of the requests of all replicas."""
         kept = 0.0 if bulk_only else 1.0
         puts, gets = self.bulk_puts + kept * self.record_puts, self.bulk_gets + kept * self.record_gets
         return replicas * prices.dollars(puts, gets, kept * self.record_lists)
@@ -143,13 +143,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Throughput:
-    """How a round fits into training."""
+    """The times of a round in training."""
 
     compute_s: float
     """Inner steps from one exchange to the next."""
     exchange_s: float
     exposed_s: float
-    """The part of the exchange that training stands still for."""
+    """The part of the exchange in which training waits."""
 
     @property
     def round_s(self) -> float:
@@ -166,14 +166,14 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The answer: one round is one exchange, of the whole model or of one fragment."""
+    """The estimate. One round is one exchange, of the whole model or of one fragment."""
 
     setting: Setting
     exchange: Exchange
     pace: Throughput
-    """As set: streaming if there are fragments or a delay."""
+    """With the given setting: streaming if there are fragments or a delay."""
     blocking: Throughput
-    """The same rounds with training standing still for each."""
+    """The same rounds if training waits for each."""
     notes: tuple[str, ...]
 
     @property
@@ -181,7 +181,7 @@ class Estimate:
         return 3600 / self.pace.round_s
 
     def dollars(self, prices: Prices) -> tuple[float, float]:
-        """For all replicas: of one round, and of an hour."""
+        """The price for all replicas: of one round, and of an hour."""
         per_round = self.exchange.dollars(prices, self.setting.replicas)
         return per_round, per_round * self.rounds_per_hour
 
@@ -207,7 +207,7 @@ class Estimate:
 
 
 def estimate(setting: Setting) -> Estimate:
-    """What rounds with this setting take and cost."""
+    """The time and cost of rounds with this setting."""
     exchange = planned_exchange(setting)
     stride_s = setting.inner_steps // setting.fragments * setting.step_time_s
     took = exchange.pipelined_s
@@ -217,7 +217,7 @@ def estimate(setting: Setting) -> Estimate:
 
 
 def planned_exchange(setting: Setting) -> Exchange:
-    """The exchange of one fragment: as forced, or the quicker way; whole updates if they are as quick."""
+    """The exchange of one fragment: in the given mode, or in the faster one; whole updates if both are equal."""
     sizes = encoded_bytes(setting.grid, setting.codec), encoded_bytes(setting.grid, setting.means)
     if setting.mode != "auto":
         return exchange_of(setting, setting.mode, *sizes)
@@ -237,7 +237,7 @@ def exchange_of(setting: Setting, mode: str, update_bytes: int, mean_bytes: int)
         trips, up, down = 4, others * update_bytes + mean_bytes / n, others * (update_bytes + mean_bytes)
         puts, gets = float(chunks), 2 * others * chunks
     if mode == "whole" and update_bytes <= _INLINE_BYTES:
-        puts = gets = 0.0  # it travels inside the offer
+        puts = gets = 0.0  # the update is inside the offer
     before_s = update_bytes / rate
     offer, commit = _OFFER_BYTES + _CHECK_BYTES * chunks, _COMMIT_BYTES + _SEAT_BYTES * n
     return Exchange(
@@ -249,8 +249,8 @@ def exchange_of(setting: Setting, mode: str, update_bytes: int, mean_bytes: int)
         bytes_down=down + (n - 1) * offer + commit,
         bulk_puts=puts,
         bulk_gets=gets,
-        record_puts=2 + 1 / n,  # an offer, what the round took, and one commit for all
-        record_gets=n - 1 + 4.0,  # offers; the commit, whether our rank is still ours, and a look too early
+        record_puts=2 + 1 / n,  # an offer, the record of the round, and one commit for all
+        record_gets=n - 1 + 4.0,  # offers; the commit, the claim of the rank, and one read before the commit exists
         record_lists=1 / n + (2.0 if n > _LIST_FROM else 0.0),
         pipelined_s=trips * setting.latency_s + down / rate,
         phased_s=trips * setting.latency_s + before_s + down / rate,
@@ -258,7 +258,7 @@ def exchange_of(setting: Setting, mode: str, update_bytes: int, mean_bytes: int)
 
 
 def encoded_bytes(grid: Grid, name: str) -> int:
-    """What a vector takes in a codec, chunk by chunk."""
+    """The encoded size of a vector, the sum over its chunks."""
     if not len(grid):
         return 0
     whole, last = (codecs.encoded_bytes(name, count) for count in (grid.chunk, grid.count(len(grid) - 1)))
@@ -274,7 +274,7 @@ def _notes(setting: Setting, exchange: Exchange, pace: Throughput) -> Iterator[s
     if slow:
         yield (
             f"all replicas together write {per_s:.0f} objects a second; at first a service takes fewer for one prefix "
-            f"({', '.join(slow)}): expect retries while it adapts, or take larger chunks"
+            f"({', '.join(slow)}): expect retries while it adapts, or use larger chunks"
         )
     if setting.replicas - 1 > 4 * needed:
         trips = ceil((setting.replicas - 1) / max(32, needed))

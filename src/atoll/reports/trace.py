@@ -1,7 +1,7 @@
-"""The rounds of a run as a picture: the Trace Event Format that Perfetto and chrome://tracing open. Pure.
+"""The rounds of a run in the Trace Event Format, which Perfetto and chrome://tracing open. Pure.
 
-One process for each rank, one track for each phase, the bytes of each round as counters, events as instants. Ranks are
-aligned by their own clocks, so they are off by as much as those are.
+Each rank is a process, each phase a track; the bytes of each round are counters, and events are instants. Times come
+from the clock of each rank, so ranks are shifted by the differences between their clocks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TRACKS = {
     "reduce": "reduce",
     "apply": "apply",
 }
-"""What is recorded → the name of its track, from top to bottom."""
+"""Phase → name of its track, from top to bottom."""
 _IN_A_ROUND = {"round_committed", "rank_late", "late", "update_rejected", "waiting"}
-"""Events whose round is the one they happened in; others name an older or a later one, or none."""
+"""Events that name the round in which they happened; other events name another round or none."""
 _MICRO = 1_000_000
 
 Event = dict[str, Any]
@@ -33,7 +33,7 @@ Event = dict[str, Any]
 def chrome_trace(
     run_id: str, records: Sequence[RoundRecord], events: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The whole trace as one JSON object; times are microseconds after the first thing that happened."""
+    """The whole trace as one JSON object; times are microseconds after the first event."""
     starts = [r.time + min([0.0, *(at for p in r.phases.values() for at, _ in p.spans)]) for r in records]
     origin = min([*starts, *(float(event["time"]) for event in events)], default=0.0)
     by_rank: dict[int, list[RoundRecord]] = {}
@@ -53,13 +53,13 @@ def chrome_trace(
 
 
 def last_rounds(records: Sequence[RoundRecord], count: int) -> list[RoundRecord]:
-    """Those of the last `count` rounds of the run; who was not there any more is not in it."""
+    """The records of the last `count` rounds of the run. Ranks that ended earlier have none."""
     newest = max((record.round_no for record in records), default=0)
     return [record for record in records if record.round_no > newest - count]
 
 
 def events_of(records: Sequence[RoundRecord], events: Iterable[Event]) -> list[Event]:
-    """What happened in these rounds; of what happened between rounds, that since the first of them began."""
+    """The events of these rounds, and the events between rounds since the first of them began."""
     rounds = {record.round_no for record in records}
     since = min((record.time - record.total_s for record in records), default=0.0)
     return [e for e in events if (e.get("round") in rounds if e.get("event") in _IN_A_ROUND else e["time"] >= since)]
@@ -99,7 +99,7 @@ def _rank_events(rank: int, records: Sequence[RoundRecord], tracks: Mapping[str,
     made = [
         {"ph": "X", **what, "pid": rank, "tid": tracks[name], "ts": at, "dur": lasted}
         for name, drawn in pieces.items()
-        for at, lasted, what in _apart(drawn, origin)
+        for at, lasted, what in _without_overlap(drawn, origin)
     ]
     return made + [counter for record in records for counter in _counters(rank, record, origin)]
 
@@ -109,8 +109,8 @@ def _absolute(record: RoundRecord, phase: str) -> list[Span]:
     return [] if found is None else [(record.time + at, record.time + at + lasted) for at, lasted in found.spans]
 
 
-def _apart(drawn: list[tuple[Span, Event]], origin: float) -> list[tuple[int, int, Event]]:
-    """(start, length, what) in order; what a track shows never overlaps, so the later one gives way."""
+def _without_overlap(drawn: list[tuple[Span, Event]], origin: float) -> list[tuple[int, int, Event]]:
+    """(start, duration, event) in order. Events of one track must not overlap, so the later one is shortened."""
     made: list[tuple[int, int, Event]] = []
     free = 0
     for (began, ended), what in sorted(drawn, key=lambda item: item[0]):
@@ -147,9 +147,9 @@ def _counters(rank: int, record: RoundRecord, origin: float) -> list[Event]:
 def _instant(event: Mapping[str, Any], origin: float) -> Event:
     rank, name = int(event.get("by", 0)), str(event.get("event", "event"))
     is_shared = name == "round_committed"
-    is_between = event.get("round") == -1  # a replica that leaves does so between rounds
-    unsaid = ("event", "time", "round") if is_between else ("event", "time")
-    details = {key: value for key, value in event.items() if key not in unsaid}
+    is_between = event.get("round") == -1  # a replica leaves between rounds
+    hidden = ("event", "time", "round") if is_between else ("event", "time")
+    details = {key: value for key, value in event.items() if key not in hidden}
     return {
         "ph": "i",
         "s": "g" if is_shared else "p",

@@ -18,9 +18,9 @@ from atoll.context import home
 from atoll.errors import ConfigError, InvalidSpec, UnknownName, closest, did_you_mean
 
 PREFIX = "ATOLL_"
-"""Every variable of ours begins so."""
+"""All of Atoll's variables begin with this."""
 TABLES = ("args", "env", "secrets")
-"""Tables whose keys are the user's own; each key is a setting by itself, so layers add up."""
+"""Tables with keys of the user; each key is a setting, so the keys of all layers are merged."""
 SECTIONS = ("executors", "profiles")
 OTHER_VARIABLES = frozenset(
     {
@@ -28,11 +28,11 @@ OTHER_VARIABLES = frozenset(
         *("ATOLL_RUN_ID", "ATOLL_ATTEMPT", "ATOLL_SPOOL", "ATOLL_LABEL", "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"),
     }
 )
-"""Variables of ours that are no settings of a run."""
+"""Variables of Atoll that are not settings of a run."""
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?\Z")
 _KEY = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.-])+)\s*=""")
 Reader = Callable[[Any], Any]
-"""A value as it was written -> the value we use; `ValueError` says the rule."""
+"""Converts a value of the file or the environment; raises `ValueError` with the rule."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Config:
         return {key[len(start) :]: found.value for key, found in self.settings.items() if key.startswith(start)}
 
     def executor_settings(self, executor: str) -> dict[str, Any]:
-        """What `[executors.NAME]` says about this backend."""
+        """The settings in `[executors.NAME]` for this backend."""
         return self.table(f"executors.{executor.replace('-', '_')}")
 
     def launch_options(self) -> dict[str, Any]:
-        """Keyword arguments for `atoll.prepare` and `atoll.launch`; what nobody set is left to them."""
+        """Keyword arguments for `atoll.prepare` and `atoll.launch`; settings without a value are left out."""
         chosen = {name: self.settings[name] for name in FIELDS if name in self.settings}
         options = {
             FIELDS[name].option: found.value
@@ -92,7 +92,7 @@ def load(
 ) -> Config:
     """The settings that hold in `directory`. `flags` has dotted keys: `{"replicas": 4, "env.DEBUG": "1"}`.
 
-    A flag that is None was not given; an argument that is None is an argument.
+    A flag that is None counts as not given, except for arguments (`args.NAME`), which may be None.
     """
     environ = os.environ if environ is None else environ
     path = file or environ.get("ATOLL_CONFIG")
@@ -139,7 +139,7 @@ def _chosen(profiles: Mapping[str, list[Setting]], name: str, found: ConfigFile 
 
 
 def _forget_arguments_of_another_entry(layers: dict[str, Setting], entry: str | None) -> None:
-    """`[args]` belong to the `entry` of the file; a run of something else does not get them."""
+    """`[args]` belong to the `entry` of the file; a run of another entry does not get them."""
     if entry is None or entry == layers["entry"].value:
         return
     for key in [key for key in layers if key.startswith("args.")]:
@@ -155,13 +155,13 @@ def _flag(key: str) -> str:
 
 
 def _warnings(environ: Mapping[str, str], found: ConfigFile | None) -> Iterator[str]:
-    """What is probably a slip, and no reason to stop."""
+    """Probable mistakes that do not stop the command."""
     variables = {known.variable for known in FIELDS.values()} | OTHER_VARIABLES
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in variables:
             close = closest(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in sorted(variables)])
             meant = f", did you mean `{PREFIX}{close}`?" if close else ""
-            yield f"the variable {name} is no setting{meant}"
+            yield f"the variable {name} is not a setting{meant}"
     if found and found.path.name == "atoll.toml":
         beside = found.path.parent / "pyproject.toml"
         if beside.is_file() and "[tool.atoll" in beside.read_text(encoding="utf-8", errors="replace"):
@@ -170,7 +170,7 @@ def _warnings(environ: Mapping[str, str], found: ConfigFile | None) -> Iterator[
 
 @dataclass(frozen=True)
 class Field:
-    """One key. `option` is what `atoll.prepare` calls it."""
+    """One key. `option` is its keyword of `atoll.prepare`."""
 
     key: str
     read: Reader
@@ -235,7 +235,7 @@ FIELDS: dict[str, Field] = {
 
 
 class _Reader:
-    """Reads layers into settings and collects what is wrong with them."""
+    """Reads layers into settings and collects the problems."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -258,7 +258,7 @@ class _Reader:
                 self.problems.append(f"{place}: unknown key `{key}`{meant}")
 
     def profiles(self, source: ConfigFile) -> dict[str, list[Setting]]:
-        """All of them, so that a slip in one is found before it is chosen."""
+        """Every profile, so that a mistake is found before the profile is chosen."""
         found = {}
         for name, body in source.table.get("profiles", {}).items() if is_table(source.table.get("profiles")) else ():
             if is_table(body):
@@ -308,7 +308,7 @@ class _Reader:
 
 
 def table_problem(table: str, value: Any) -> str | None:
-    """Why this value cannot be in `[env]` or `[secrets]`; `[args]` takes any JSON, and the spec checks that."""
+    """Why this value cannot be in `[env]` or `[secrets]`. `[args]` takes any JSON, which the spec checks."""
     if table != "args" and not isinstance(value, str):
         return "a text in quotes"
     return None
@@ -320,7 +320,7 @@ def is_table(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """One file with settings: its path, its text, and the table that is ours."""
+    """One file with settings: its path, its text, and Atoll's table in it."""
 
     path: Path
     text: str
@@ -329,7 +329,7 @@ class ConfigFile:
     """`("tool", "atoll")` in a pyproject.toml."""
 
     def place(self, *key: str) -> str:
-        """`atoll.toml:3` for a key, or just the file where the line cannot be told."""
+        """`atoll.toml:3` for a key, or only the file if the line is not known."""
         line = line_of(self.text, (*self.prefix, *key))
         shown = _shown(self.path)
         return f"{shown}:{line}" if line else shown
@@ -347,7 +347,7 @@ def find(directory: Path) -> ConfigFile | None:
 
 
 def read(path: Path) -> ConfigFile:
-    """This very file; a missing or broken one is a `ConfigError`."""
+    """Read this file; `ConfigError` if it is missing or not valid."""
     import tomllib
 
     try:
@@ -367,7 +367,7 @@ def _in_folder(folder: Path) -> ConfigFile | None:
     if (path := folder / "atoll.toml").is_file():
         return read(path)
     path = folder / "pyproject.toml"
-    # Most projects have a pyproject.toml without a word about us; a broken one is then none of our business.
+    # Most pyproject.toml files have no [tool.atoll]; such a file is not parsed, so it may even be broken.
     if path.is_file() and "tool.atoll" in path.read_text(encoding="utf-8", errors="replace"):
         return read(path)
     return None
@@ -394,7 +394,7 @@ def _plain(dotted: str) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Short where the file is in or below the current folder."""
+    """The relative path if the file is in or below the current folder."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The runs launched from here: where their stores are, and their handles. Only a cache; losing it is harmless."""
+"""The index of runs launched on this machine: their stores and handles. A cache: losing it is harmless."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.errors import ConfigError
 
 @dataclass(frozen=True)
 class Known:
-    """A run this machine has heard of."""
+    """A run in the index."""
 
     run_id: str
     store: str
@@ -24,7 +24,7 @@ class Known:
 
 
 def remember(run_id: str, store: str, handle: str) -> None:
-    """Note a run. A folder that cannot be written to is no reason to fail."""
+    """Add a run to the index. A folder that cannot be written is ignored."""
     known = Known(run_id, store, handle, time.time())
     name = hashlib.sha256(f"{store}\0{run_id}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
     folder = home() / "index"
@@ -38,16 +38,16 @@ def remember(run_id: str, store: str, handle: str) -> None:
 
 
 def everything() -> list[Known]:
-    """Every run known here, the newest first."""
+    """Every run in the index, the newest first."""
     return sorted(_read(), key=lambda known: -known.at)
 
 
 def find(run: str) -> Known | None:
-    """The run with this id or handle; `ConfigError` if the id is known in several stores."""
+    """The run with this id or handle; `ConfigError` if several stores have the id."""
     found = [known for known in everything() if run in (known.run_id, known.handle)]
     if len(found) > 1:
         stores = ", ".join(f"`{known.store}`" for known in found)
-        raise ConfigError(f"run `{run}` is in several stores: {stores}", hint="say which one: `--store URI`")
+        raise ConfigError(f"run `{run}` is in several stores: {stores}", hint="choose one: `--store URI`")
     return found[0] if found else None
 
 

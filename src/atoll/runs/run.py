@@ -22,7 +22,7 @@ from atoll.handle import RunHandle
 from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
-from atoll.runs import entry_check, index, stored
+from atoll.runs import entry_check, index
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
 from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
@@ -31,8 +31,8 @@ from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
 
 log = logging.getLogger("atoll.runs")
-_ASK_S = 10.0
-"""Who waits for a run and says how it goes is not silent for longer because the store is."""
+_STATUS_TIMEOUT_S = 10.0
+"""`Run.wait` retries a store request for at most this long, so that the caller sees an outage soon."""
 
 
 def launch(
@@ -48,9 +48,9 @@ def launch(
     settings: Mapping[str, Any] | None = None,
     **placement: Any,
 ) -> Run:
-    """Start `replicas` of `entry` and return at once; they go on without this process.
+    """Start `replicas` of `entry` and return at once; they do not need this process.
 
-    `run_id` is an idempotency key: the same id with the same content gives the run that exists, with other content
+    `run_id` is an idempotency key: the same id with the same content returns the existing run, with other content
     it raises `Conflict`. `placement` takes `gpu`, `image`, `timeout_s`, `grace_s`, `max_restarts`, `env`, `secrets`,
     `cpus`, `memory_gib` and `rank_env`. `settings` are the executor's own.
     """
@@ -78,7 +78,7 @@ def prepare(
     settings: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> Draft:
-    """Check and plan a run without starting it. Raises all that is wrong with it together."""
+    """Check and plan a run without starting it. Raises all problems together."""
     if is_loading():
         raise ConfigError(
             "a run was launched while a replica was loading your code, so each replica would launch another run",
@@ -122,7 +122,7 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
         run_id, where = _origin(handle, where, settings or {})
     if run_id is None or where is None:
         raise RunNotFound(
-            f"no run `{run}` in the local index", hint="say where it is: `--store URI`; `atoll ps` lists what is known"
+            f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
         )
     opened = registry.open_store(where)
     record = journal.read_run(opened, run_id)
@@ -135,7 +135,7 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
 def _origin(
     handle: RunHandle, store: str | os.PathLike[str] | None, settings: Mapping[str, Any]
 ) -> tuple[str | None, str | os.PathLike[str] | None]:
-    """Run id and store of a handle: the backend may know them, else a given store is searched."""
+    """Run id and store of a handle: from the backend if it knows them, else by a search in the given store."""
     executor = registry.executor(handle.executor, **settings)
     context = executor.origin(handle) if isinstance(executor, HandleResolver) else None
     if context is not None:
@@ -148,13 +148,13 @@ def _origin(
 
 
 class Draft:
-    """A run that is checked and planned, and not started."""
+    """A run that is checked and planned but not started."""
 
     def __init__(self, spec: RunSpec, executor: Executor, store: Store, plan: Plan, bundle: Any = None) -> None:
         self.spec, self.executor, self.store, self.plan, self.bundle = spec, executor, store, plan, bundle
 
     def submit(self) -> Run:
-        """Record, then start. Killed at any point, the next submit of the same run id goes on from there."""
+        """Record, then start. If this process is killed, the next submit with the same run id continues from there."""
         run_id = self.spec.run_id
         handle = journal.read_handle(self.store, run_id)
         if handle is None:
@@ -178,7 +178,7 @@ class Draft:
         return Run(self.spec, self.executor, self.store, handle)
 
     def preflight(self) -> None:
-        """Raise what the executor sees only now; nothing is recorded yet."""
+        """Run the checks of the executor that need its service; nothing is recorded yet."""
         if isinstance(self.executor, Preflighter):
             self.executor.preflight(self.plan)
 
@@ -190,7 +190,7 @@ class Draft:
 
 
 class Run:
-    """A run that was started. Everything here works from any process that can reach the backend and the store."""
+    """A run that was started. Works in any process that can reach the backend and the store."""
 
     def __init__(
         self, spec: RunSpec, executor: Executor, store: Store, handle: RunHandle | None, clock: Clock = SYSTEM_CLOCK
@@ -199,34 +199,34 @@ class Run:
         self.id = spec.run_id
         self._handle = handle
         self._clock = clock
-        self._witness = StoredRun(store, spec.run_id)
+        self._stored = StoredRun(store, spec.run_id)
 
     def __repr__(self) -> str:
         return f"<Run {self.id} on {self.executor.name}, store {self.store.uri}>"
 
     @property
     def handle(self) -> RunHandle:
-        """One line of text that finds the run again."""
+        """The handle, whose text is enough to `attach`."""
         if self._handle is None:
             if journal.is_cancelled(self.store, self.id):
                 raise RunNotFound(f"run `{self.id}` was cancelled before it started", hint="choose another run id")
             raise RunNotFound(
                 f"run `{self.id}` was recorded but never started: its launcher was interrupted",
-                hint="launch it again with the same run id to go on",
+                hint="launch it again with the same run id to continue",
             )
         return self._handle
 
     def plan(self) -> Plan:
-        """The exact request this run was started with."""
+        """The exact request that started this run."""
         return self.executor.plan(RunContext(self.id, self.store.uri), self.spec.placement)
 
     def status(self, *, progress: bool = True) -> RunStatus:
-        """How every rank is doing, from both witnesses: the backend and the store."""
+        """The status of every rank, from the backend and the store."""
         backend = self._backend_status()
-        status = self._joined(backend, self._witness.outcomes()) if _needs_store(backend) else backend
+        status = self._joined(backend, self._stored.outcomes()) if _needs_store(backend) else backend
         if not progress:
             return status
-        beats = self._witness.progress(len(status.replicas))
+        beats = self._stored.progress(len(status.replicas))
         return status.with_replicas(replace(r, progress=beats.get(r.rank, r.progress)) for r in status.replicas)
 
     def wait(
@@ -238,12 +238,14 @@ class Run:
         on_change: Callable[[RunStatus], None] | None = None,
         on_trouble: Callable[[AtollError | None], None] | None = None,
     ) -> RunStatus:
-        """Return when the run is over. Past the deadline raise `WaitTimeout`, and cancel the run first if told so.
+        """Return when the run has ended. After `timeout_s` raise `WaitTimeout`; `on_deadline="cancel"` cancels first.
 
-        A store or backend that is out of reach is asked again for five minutes, then its error is raised; `on_trouble`
-        is told of each time in vain, and with None that there are answers again.
+        If the store or the backend cannot be reached, retry for five minutes, then raise its error. `on_trouble` is
+        called with each such error, and with None after the next success.
         """
-        short_timeout = Run(self.spec, self.executor, with_retry_timeout(self.store, _ASK_S), self._handle, self._clock)
+        short_timeout = Run(
+            self.spec, self.executor, with_retry_timeout(self.store, _STATUS_TIMEOUT_S), self._handle, self._clock
+        )
         try:
             status = wait(
                 lambda: short_timeout.status(progress=on_change is not None),
@@ -255,7 +257,7 @@ class Run:
             )
         except WaitTimeout as exc:
             if on_deadline == "cancel":
-                self._cancel(f"cancelled because it was still going after {timeout_s:g} s")
+                self._cancel(f"cancelled because it was still running after {timeout_s:g} s")
                 raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}") from exc
             raise WaitTimeout(f"run `{self.id}` is {exc.message}", hint=f"atoll wait {self.id}") from exc
         if fail_fast and not status.is_terminal:
@@ -264,7 +266,7 @@ class Run:
         return status
 
     def cancel(self) -> None:
-        """Stop every replica; returns when nothing runs. A run that was not started yet never will be."""
+        """Stop every replica; returns when none runs. A run that was recorded but not started will not start."""
         self._cancel(ON_REQUEST)
 
     def _cancel(self, why: str) -> None:
@@ -285,16 +287,16 @@ class Run:
             log.info("run %s: nothing of it runs any more", self.id)
 
     def result(self) -> RunResult:
-        """How every rank ended and what it returned. Raises `WaitTimeout` if the run is not over."""
+        """How every rank ended and what it returned. Raises `WaitTimeout` if the run has not ended."""
         backend = self._backend_status()
-        outcomes = self._witness.outcomes(with_results=True)
+        outcomes = self._stored.outcomes(with_results=True)
         status = self._joined(backend, outcomes)
         if not status.is_terminal:
-            raise WaitTimeout(f"run `{self.id}` is not over: it is {status.state}", hint=f"atoll wait {self.id}")
+            raise WaitTimeout(f"run `{self.id}` has not ended: it is {status.state}", hint=f"atoll wait {self.id}")
         joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
-        told = tuple(self._with_last_lines(outcome) for outcome in joined)
-        rounds = 0 if all(o.state is ReplicaState.SUCCEEDED for o in told) else rounds_held(self.store, self.id)
-        return RunResult(self.id, told, could_restart(self.spec, self.executor), rounds)
+        final = tuple(self._with_last_lines(outcome) for outcome in joined)
+        rounds = 0 if all(o.state is ReplicaState.SUCCEEDED for o in final) else rounds_held(self.store, self.id)
+        return RunResult(self.id, final, could_restart(self.spec, self.executor), rounds)
 
     def logs(
         self,
@@ -305,7 +307,7 @@ class Run:
         since: float | None = None,
         attempt: int | None = None,
     ) -> Iterator[str]:
-        """Lines of one rank's output. From the backend where it has them, else from the store."""
+        """Lines of one rank's output, from the backend if it has them, else from the store."""
         if not 0 <= rank < self.spec.placement.replicas:
             raise ConfigError(f"rank {rank}: run `{self.id}` has ranks 0 to {self.spec.placement.replicas - 1}")
         if since is None and attempt is None and self._handle is not None:
@@ -318,10 +320,9 @@ class Run:
             except BackendError:
                 if began:
                     raise
-                # The machine or the job is gone; the store still has what was sealed.
+                # The machine or the job is gone; the store has the uploaded log chunks.
         is_over = lambda: self.status(progress=False).replicas[rank].state.is_terminal  # noqa: E731
-        yield from stored.lines(
-            self._witness,
+        yield from self._stored.lines(
             rank,
             tail=tail,
             since=since,
@@ -335,7 +336,7 @@ class Run:
             message = "cancelled before it started"
             return RunStatus.uniform(self.spec.placement.replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
         if self._handle is None:
-            message = "its launcher was interrupted before it started; launch it again to go on"
+            message = "its launcher was interrupted before it started; launch it again to continue"
             return RunStatus.uniform(self.spec.placement.replicas, ReplicaState.PENDING, Reason.WAITING, message)
         return self.executor.status(self._handle)
 
@@ -351,7 +352,7 @@ class Run:
 
 
 def could_restart(spec: RunSpec, executor: Executor) -> bool:
-    """Nobody asked for restarts, and the backend has them."""
+    """The run has no restarts, and the backend supports them."""
     return spec.placement.max_restarts == 0 and executor.capabilities.max_restarts != 0
 
 
@@ -363,7 +364,7 @@ def _working_folder() -> str:
 
 
 def code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
-    """How replicas get the code: in place where they share our files, else a bundle of `workspace`, else the image."""
+    """How replicas get the code: a bundle of `workspace`, else in place if they share our files, else the image."""
     if workspace is not None:
         from atoll.bundle import build
 
@@ -375,7 +376,7 @@ def code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
 
 
 def task_alone(entry: str | Callable[..., Any], code: Code, spec: Mapping[str, Any]) -> Task | None:
-    """The task of a run whose placement is not valid: what is wrong with its entry point can be told all the same."""
+    """The task of a run whose placement is not valid, so that its entry point is still checked; None if not valid."""
     try:
         return RunSpec.build(entry, code=code, args=spec.get("args"), argv=spec.get("argv", ())).task
     except ConfigError:
@@ -391,7 +392,7 @@ def check_entry(task: Task, workspace: str | None) -> None:
 
 
 def with_path(built: RunSpec) -> RunSpec:
-    """The same, with the folder in which replicas will find the module."""
+    """The same spec, with the folder in which replicas find the module."""
     code = built.task.code
     if code.root is None:
         return built
@@ -400,12 +401,12 @@ def with_path(built: RunSpec) -> RunSpec:
 
 
 def _needs_store(status: RunStatus) -> bool:
-    """While a run is going the backend knows best; what it forgot, and how it ended, the store knows."""
+    """While a run is running, the backend's status is enough; ends and lost ranks need the outcomes in the store."""
     return status.is_terminal or any(r.state is ReplicaState.LOST for r in status.replicas)
 
 
 def _ended(status: RunStatus) -> str:
-    """Such as `rank 1 failed and ranks 2, 3 were cancelled`: those who ended other than well."""
+    """Such as `rank 1 failed and ranks 2-3 were cancelled`: the ranks that ended without success."""
     ways: dict[ReplicaState, list[int]] = {}
     for replica in status.failures():
         ways.setdefault(replica.state, []).append(replica.rank)

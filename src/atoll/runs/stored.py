@@ -19,13 +19,13 @@ _PAUSE_S = 0.5
 
 
 class StoredRun:
-    """The store's side of the story of one run."""
+    """The records of one run in the store."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._store, self._keys = store, RunKeys(run_id)
 
     def outcomes(self, *, with_results: bool = False) -> dict[int, ReplicaOutcome]:
-        """The newest outcome of every rank that left one."""
+        """The newest outcome of every rank that wrote one."""
         newest: dict[int, str] = {}
         for key in self._store.list(self._keys.outcomes_prefix()):  # sorted, so a later attempt replaces an earlier
             newest[self._keys.parse_outcome(key).rank] = key
@@ -38,7 +38,7 @@ class StoredRun:
         else:
             from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor(16) as pool:  # a distant store: many at once
+            with ThreadPoolExecutor(16) as pool:  # a store with latency: many at once
                 beats = list(pool.map(self._beat, range(replicas)))
         return {rank: beat for rank, beat in enumerate(beats) if beat is not None}
 
@@ -50,35 +50,56 @@ class StoredRun:
         return Progress(beat["round_no"], beat["metrics"], beat["last_line"], beat["beat_at"])
 
     def attempts(self, rank: int) -> list[int]:
-        """Attempts of a rank that left output, oldest first."""
+        """Attempts of a rank that have output, oldest first."""
         prefix = self._keys.log_prefix(rank)
         return sorted({self._keys.parse_log_chunk(key).attempt for key in self._store.list(prefix)})
 
     def log(self, rank: int, *, attempt: int | None = None, since: float | None = None) -> Iterator[bytes]:
-        """Sealed pieces of a rank's output, in order: one attempt or all; from the piece of time `since` on."""
-        seen = -1
-        for key in self._store.list(self._keys.log_prefix(rank, attempt)):
-            chunk = self._keys.parse_log_chunk(key)
-            place = (chunk.attempt << 60) + chunk.offset
-            if place > seen and (since is None or chunk.last_ms >= since * 1000):
-                seen = place
-                yield bytes(self._store.get(key))
+        """Uploaded log chunks of a rank, in order: of one attempt or all, from the chunk of time `since` on."""
+        return self._new_chunks(rank, attempt, since, [-1])
 
-    def follow_log(
-        self, rank: int, *, attempt: int, since: float | None, is_over: Callable[[], bool], clock: Clock
+    def lines(
+        self,
+        rank: int,
+        *,
+        tail: int | None,
+        since: float | None,
+        attempt: int | None,
+        is_over: Callable[[], bool] | None,
+        clock: Clock,
+    ) -> Iterator[str]:
+        """Lines of one attempt, by default the newest. With `is_over`, wait for more lines until it is true.
+
+        `since` selects whole chunks, so a few seconds before it may be included.
+        """
+        if attempt is None:
+            attempt = max(self.attempts(rank), default=0)
+        if is_over is not None:
+            yield from _split(self._follow(rank, attempt, since, is_over, clock))
+            return
+        found = _split(self.log(rank, attempt=attempt, since=since))
+        yield from found if tail is None else deque(found, maxlen=tail)
+
+    def _follow(
+        self, rank: int, attempt: int, since: float | None, is_over: Callable[[], bool], clock: Clock
     ) -> Iterator[bytes]:
-        """Sealed pieces as they come, until `is_over()` and nothing new is there."""
-        seen = -1
+        """Log chunks as they are uploaded, until `is_over()` and there is no new one."""
+        seen = [-1]
         while True:
             over = is_over()
-            for key in self._store.list(self._keys.log_prefix(rank, attempt)):
-                chunk = self._keys.parse_log_chunk(key)
-                if chunk.offset > seen and (since is None or chunk.last_ms >= since * 1000):
-                    seen = chunk.offset
-                    yield bytes(self._store.get(key))
+            yield from self._new_chunks(rank, attempt, since, seen)
             if over:
                 return
             clock.sleep(_PAUSE_S)
+
+    def _new_chunks(self, rank: int, attempt: int | None, since: float | None, seen: list[int]) -> Iterator[bytes]:
+        """Chunks after the position `seen[0]`, which moves to the last chunk; an offset uploaded twice counts once."""
+        for key in self._store.list(self._keys.log_prefix(rank, attempt)):
+            chunk = self._keys.parse_log_chunk(key)
+            position = (chunk.attempt << 60) + chunk.offset
+            if position > seen[0] and (since is None or chunk.last_ms >= since * 1000):
+                seen[0] = position
+                yield bytes(self._store.get(key))
 
     def _outcome(self, key: str, with_results: bool) -> ReplicaOutcome:
         data = _json(self._store.get(key))
@@ -91,33 +112,10 @@ class StoredRun:
         return ReplicaOutcome.from_json(data)
 
 
-def lines(
-    witness: StoredRun,
-    rank: int,
-    *,
-    tail: int | None,
-    since: float | None,
-    attempt: int | None,
-    is_over: Callable[[], bool] | None,
-    clock: Clock,
-) -> Iterator[str]:
-    """Lines of one attempt (the newest unless said otherwise). With `is_over`, go on until it is true.
-
-    `since` is exact to the age of a sealed piece: a few seconds more may come, never less.
-    """
-    if attempt is None:
-        attempt = max(witness.attempts(rank), default=0)
-    if is_over is not None:
-        yield from _split(witness.follow_log(rank, attempt=attempt, since=since, is_over=is_over, clock=clock))
-        return
-    found = _split(witness.log(rank, attempt=attempt, since=since))
-    yield from found if tail is None else deque(found, maxlen=tail)
-
-
-def _split(pieces: Iterable[bytes]) -> Iterator[str]:
+def _split(chunks: Iterable[bytes]) -> Iterator[str]:
     partial = b""
-    for piece in pieces:
-        *whole, partial = (partial + piece).split(b"\n")
+    for chunk in chunks:
+        *whole, partial = (partial + chunk).split(b"\n")
         yield from map(_text, whole)
     if partial:
         yield _text(partial)

@@ -1,4 +1,4 @@
-"""The only waiting loop for runs. Works over anything that can say how a run is doing; the clock is injected."""
+"""The only loop that waits for a run. The status function and the clock are injected."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger("atoll.runs")
 OnDeadline = Literal["leave", "cancel"]
 
 _FIRST_S, _LONGEST_S = 0.02, 2.0
-_PATIENCE_S = 300.0
-"""How long nobody may answer: replicas live through shorter outages, and so should whoever waits for them."""
+_MAX_OUTAGE_S = 300.0
+"""The longest outage that is retried: replicas survive shorter ones, so a waiting process should, too."""
 
 
 def wait(
@@ -28,60 +28,61 @@ def wait(
     on_trouble: Callable[[AtollError | None], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RunStatus:
-    """Return the status once the run is over; with `fail_fast`, as soon as one replica has failed.
+    """Return the status when the run has ended; with `fail_fast`, as soon as one replica has failed.
 
-    Raises `WaitTimeout` when the deadline passes first. A backend or store that is out of reach is asked again for
-    some minutes; `on_trouble` is told of each time in vain, and with None that there are answers again.
+    Raises `WaitTimeout` if the deadline passes first. Errors that are `retryable` are retried for five minutes;
+    `on_trouble` is called with each of them, and with None after the next success.
     """
-    deadline, trouble = Deadline(timeout_s, clock), _Trouble(on_trouble, clock)
+    deadline, outage = Deadline(timeout_s, clock), _Outage(on_trouble, clock)
     pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)
     last: RunStatus | None = None
     while True:
         now: RunStatus | None
         try:
             now = status()
-            trouble.is_over()
+            outage.end()
         except AtollError as exc:
-            if not trouble.may_pass(exc):
+            if not outage.should_retry(exc):
                 raise
             now = last
         if now is not None and now != last:
             if last is None or now.counts() != last.counts():
                 log.info("the run is now %s", counts_text(now))
-                pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)  # a change of state is seldom alone; a heartbeat is
+                pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)  # changes of state come in groups; heartbeats do not
             last = now
             if on_change is not None:
                 on_change(now)
         if now is not None and (now.is_terminal or (fail_fast and _has_failed(now))):
             return now
         if deadline.is_past:
-            raise WaitTimeout(f"still going after {timeout_s:g} s: {counts_text(now) if now else 'unknown'}")
+            raise WaitTimeout(f"still running after {timeout_s:g} s: {counts_text(now) if now else 'unknown'}")
         pause_s = next(pauses)
         log.debug("ask again in %.2f s", pause_s)
         deadline.sleep(pause_s)
 
 
-class _Trouble:
-    """For how long nobody has answered, and whoever wants to know of it."""
+class _Outage:
+    """How long there was no status, reported to a callback."""
 
-    def __init__(self, tell: Callable[[AtollError | None], None] | None, clock: Clock) -> None:
-        self._tell, self._clock = tell or (lambda _: None), clock
+    def __init__(self, report: Callable[[AtollError | None], None] | None, clock: Clock) -> None:
+        self._report, self._clock = report or (lambda _: None), clock
         self._until: float | None = None
 
-    def may_pass(self, error: AtollError) -> bool:
-        """Whether to ask again after this."""
+    def should_retry(self, error: AtollError) -> bool:
+        """Whether to ask for the status again after this error; reports it."""
         now = self._clock.monotonic()
-        self._until = now + _PATIENCE_S if self._until is None else self._until
+        self._until = now + _MAX_OUTAGE_S if self._until is None else self._until
         if not getattr(error, "retryable", False) or now >= self._until:
             return False
         log.debug("no status: %s; ask again", error.code)
-        self._tell(error)
+        self._report(error)
         return True
 
-    def is_over(self) -> None:
+    def end(self) -> None:
+        """There is a status again."""
         if self._until is not None:
             self._until = None
-            self._tell(None)
+            self._report(None)
 
 
 def counts_text(status: RunStatus) -> str:

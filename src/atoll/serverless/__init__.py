@@ -1,6 +1,6 @@
-"""The replica protocol: five methods that other tools code against, over any Atoll executor.
+"""The replica protocol: five methods that other tools call, implemented for each Atoll executor.
 
-Executors of services are loaded when they are first used, so that none needs another one's packages.
+An executor of a service is imported on first use, so that it needs only its own packages.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from atoll.serverless.protocol import ReplicaHandle, ServerlessExecutor
 if TYPE_CHECKING:
     from atoll.serverless.sagemaker import SageMakerExecutor
 
-_HOMES = {"SageMakerExecutor": "atoll.serverless.sagemaker"}
+_MODULES = {"SageMakerExecutor": "atoll.serverless.sagemaker"}
 
 __all__ = ["LocalProcessExecutor", "ReplicaHandle", "SageMakerExecutor", "ServerlessExecutor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module `atoll.serverless` has no attribute `{name}`")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""The five methods, once, over the Executor port. Each public executor only says how its adapter is built."""
+"""The five methods for any `Executor`. Each public executor only creates its adapter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.status import ReplicaState
 
 
 class Facade:
-    """Stateless: everything needed later is in the handles."""
+    """Stateless: the handles contain all that later calls need."""
 
     backend_name: str
     supports_inter_replica_network: bool
@@ -88,7 +88,7 @@ class Facade:
         try:
             run.wait(timeout_s)
         except WaitTimeout as exc:
-            # Left running, and said so: the caller decides whether to cancel or to collect again.
+            # The run continues; the caller decides whether to cancel it or to collect again.
             status = run.status(progress=False)
             return [
                 {
@@ -104,12 +104,14 @@ class Facade:
         return [{**_row(outcome), **native} for outcome in run.result().outcomes]
 
     def _run(self, handle: ReplicaHandle) -> Run:
-        """The run a handle belongs to, found from the handle alone."""
+        """The run of a handle, found from the handle alone."""
         if handle.backend_name != self.backend_name:
-            raise ConfigError(f"this handle is of `{handle.backend_name}`, and this executor is `{self.backend_name}`")
+            raise ConfigError(
+                f"the handle belongs to `{handle.backend_name}`, but this executor is `{self.backend_name}`"
+            )
         missing = [name for name in ("run_id", "run", "store") if name not in handle.metadata]
         if missing:
-            raise ConfigError(f"this handle has no {', '.join(missing)}; was it made by `launch_replicas`?")
+            raise ConfigError(f"the handle has no {', '.join(missing)}; use handles that `launch_replicas` returned")
         from atoll.journal import read_run
         from atoll.spec import RunSpec
 
@@ -121,7 +123,7 @@ class Facade:
 
 
 def _with_colon(entrypoint: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """Also take `package.module.function`, as other tools write it."""
+    """Accept `package.module.function`, too, as other tools write it."""
     if isinstance(entrypoint, str) and ":" not in entrypoint and not entrypoint.endswith(".py") and "." in entrypoint:
         module, _, function = entrypoint.rpartition(".")
         return f"{module}:{function}"

@@ -14,7 +14,7 @@ from atoll.serverless.protocol import ReplicaHandle
 
 
 class LocalProcessExecutor(Facade):
-    """Replicas are processes here. `store` is where their results and logs are kept."""
+    """Replicas are processes on this machine. `store` has their results and logs."""
 
     backend_name = "local_process"
     supports_inter_replica_network = True
@@ -37,7 +37,7 @@ class LocalProcessExecutor(Facade):
         gpu: str | None = None,
         timeout: float = 3600,
     ) -> list[ReplicaHandle]:
-        """As the protocol says. A `gpu` is pinned by CUDA_VISIBLE_DEVICES, or refused if it is not there."""
+        """As in the protocol. A `gpu` is pinned by CUDA_VISIBLE_DEVICES, or refused if this machine has none."""
         handles = super().launch_replicas(n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout)
         if gpu is not None:
             message = f"each of {n_replicas} replicas is pinned to its own `{gpu}` by CUDA_VISIBLE_DEVICES only"

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass
 class ReplicaHandle:
-    """One replica. `metadata` is JSON, so a handle survives the process that made it."""
+    """One replica. `metadata` is JSON, so another process can use the handle."""
 
     rank: int
     backend_name: str
@@ -20,8 +20,8 @@ class ReplicaHandle:
 class ServerlessExecutor(Protocol):
     """Launch, poll, read logs, cancel, collect.
 
-    `handles[i].rank == i`. A replica learns its rank from `REPLICA_RANK` (or the variable named by `rank_env` in its
-    arguments) and the count from `WORLD_SIZE`. What a backend cannot honour is an error, never dropped.
+    `handles[i].rank == i`. `REPLICA_RANK` (or the variable that `rank_env` in the arguments names) holds the rank of a
+    replica, and `WORLD_SIZE` the count. An option that a backend does not support is an error; it is never ignored.
     """
 
     backend_name: str
@@ -48,7 +48,7 @@ class ServerlessExecutor(Protocol):
         ...
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """Stop the replica's run. No exception if it is already over."""
+        """Stop the replica's run. No exception if it has already ended."""
         ...
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:

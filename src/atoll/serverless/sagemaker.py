@@ -22,7 +22,7 @@ _CONTAINER = ("", "atoll.replica", "python -m atoll.replica")
 
 
 class SageMakerExecutor(Facade):
-    """Replicas are training jobs that meet in S3. The image has Atoll and the trainer in it."""
+    """Replicas are training jobs that exchange updates through S3. The image contains Atoll and the trainer."""
 
     backend_name = "sagemaker"
     supports_inter_replica_network = False
@@ -56,7 +56,7 @@ class SageMakerExecutor(Facade):
 
     @classmethod
     def over(cls, jobs: SageMakerTrainingExecutor, *, run_id: str | None = None) -> SageMakerExecutor:
-        """The protocol over an executor with any settings: spot, tags, subnets, …"""
+        """The protocol for an executor with any settings: spot, tags, subnets, …"""
         made = cls.__new__(cls)
         made._take(jobs, run_id)
         return made
@@ -74,8 +74,8 @@ class SageMakerExecutor(Facade):
         gpu: str | None = None,
         timeout: float = 3600,
     ) -> list[ReplicaHandle]:
-        """As the protocol says. The container runs `python -m atoll.replica`; what that calls is in `entrypoint_args`:
-        `rendezvous_uri`, `trainer_module`, `trainer_fn`, and where wanted `trainer_kwargs` and `rank_env`.
+        """As in the protocol. The container runs `python -m atoll.replica` with these `entrypoint_args`:
+        `rendezvous_uri`, `trainer_module`, `trainer_fn`, and optionally `trainer_kwargs` and `rank_env`.
         `gpu` is a name such as `A100` or `H100:8`, or an instance type such as `ml.p4d.24xlarge`.
         """
         args = _checked_args(entrypoint, entrypoint_args)
@@ -103,7 +103,7 @@ class SageMakerExecutor(Facade):
         ]
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """As the protocol says, with `training_job_name` and, where SageMaker tells it, `billable_seconds`."""
+        """As in the protocol, with `training_job_name` and, if SageMaker reports it, `billable_seconds`."""
         rows = super().collect(handles, timeout=timeout)
         billed = {run: self._billed(run) for run in {str(row["run"]) for row in rows}}
         names = [handle.metadata.get("training_job_name") for handle in handles]
@@ -116,11 +116,11 @@ class SageMakerExecutor(Facade):
         handle = RunHandle.parse(run)
         try:
             return self._jobs.billable_seconds(handle)
-        except BackendError:  # the results are there; nobody should lose them for the bill
+        except BackendError:  # the results are complete without it
             return [None] * handle.replicas
 
     def _for_gpu(self, gpu: str | None) -> tuple[SageMakerTrainingExecutor, str | None]:
-        """An instance type given as a GPU is used as it is; names of GPUs are the executor's own business."""
+        """An instance type given as a GPU becomes a setting; the executor interprets the names of GPUs."""
         if gpu is None or not INSTANCE_TYPE.match(gpu):
             return self._jobs, gpu
         if gpu in MACHINES:
@@ -129,7 +129,7 @@ class SageMakerExecutor(Facade):
 
 
 def _checked_args(entrypoint: str | Callable[..., Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments, if nothing is missing and nothing would be dropped."""
+    """The arguments; `ConfigError` if one is missing or unknown."""
     args = dict(given or {})
     problems = [f"`{name}` is missing" for name in _NEEDED if not args.get(name)]
     problems += [f"`{name}` is not known; pass it in `trainer_kwargs`" for name in args if name not in _TAKEN]
@@ -138,7 +138,7 @@ def _checked_args(entrypoint: str | Callable[..., Any], given: Mapping[str, Any]
     named = _function_of(entrypoint)
     trainer = f"{args.get('trainer_module')}:{args.get('trainer_fn')}"
     if not problems and named is not None and named != trainer:
-        problems.append(f"entrypoint `{named}` is not `{trainer}`; which one is it?")
+        problems.append(f"entrypoint `{named}` is not `{trainer}`; name the same function in both")
     if problems:
         raise ConfigError(
             f"entrypoint_args of SageMakerExecutor: {'; '.join(problems)}",
@@ -149,12 +149,12 @@ def _checked_args(entrypoint: str | Callable[..., Any], given: Mapping[str, Any]
 
 
 def _function_of(entrypoint: str | Callable[..., Any]) -> str | None:
-    """The function that `entrypoint` names; None if it only stands for the container's own command."""
+    """The function that `entrypoint` names; None if it names only the command of the container."""
     if callable(entrypoint):
         try:
             return str(Entry.of(entrypoint))
         except ValueError as exc:
-            message = f"SageMaker runs what its image has, and not this callable: {exc}"
+            message = f"SageMaker runs code of its image, not this callable: {exc}"
             raise ConfigError(message, reason="callable") from exc
     if entrypoint in _CONTAINER or ("." not in entrypoint and ":" not in entrypoint):
         return None

@@ -452,9 +452,9 @@ def test_a_container_started_again_by_its_service_is_the_next_attempt(jobs, stor
     assert codes == [1, 1, 0]
     from atoll.runs.stored import StoredRun
 
-    witness = StoredRun(atoll.open_store(store), "again")
-    assert witness.attempts(0) == [0, 1, 2]
-    assert witness.outcomes()[0].result == 2
+    stored = StoredRun(atoll.open_store(store), "again")
+    assert stored.attempts(0) == [0, 1, 2]
+    assert stored.outcomes()[0].result == 2
 
 
 def test_a_container_that_cannot_reach_its_store_says_so(jobs, tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from workspace_trees import nobodys_folder, plant
 
 from atoll.bundle import Bundle, build, fetch_and_unpack, upload
-from atoll.bundle.pack import look_at, write_archive
+from atoll.bundle.pack import read_entries, write_archive
 from atoll.errors import ConfigError
 from atoll.stores.memory import MemoryStore
 from repository import DOCS
@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
 )
 def test_a_file_that_changes_between_look_and_read_is_named(tmp_path: Path, change: str) -> None:
     file = plant(tmp_path, {"log": "0123456789", "other": "0123456789"}) / "log"
-    entries = look_at(os.fsencode(tmp_path), [b"log"])
+    entries = read_entries(os.fsencode(tmp_path), [b"log"])
     if change == "grows":
         file.write_text("0123456789+")
     elif change == "shrinks":
@@ -237,13 +237,13 @@ class Meddling(io.BytesIO):
 @pytest.mark.parametrize("size", [5 * MIB, 4 * MIB - 1, 0])
 def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path, size: int) -> None:
     file = plant(tmp_path, {"a log": os.urandom(4 * MIB)}) / "a log"
-    entries = look_at(os.fsencode(tmp_path), [b"a log"])
+    entries = read_entries(os.fsencode(tmp_path), [b"a log"])
     with pytest.raises(ConfigError, match="`a log` changed while it was being read"):
         write_archive(os.fsencode(tmp_path), entries, Meddling(file, size))
 
 
 def test_the_name_of_the_file_written_to_is_not_in_the_bytes(tmp_path: Path) -> None:
-    entries = look_at(os.fsencode(plant(tmp_path / "w", {"a": "1"})), [b"a"])
+    entries = read_entries(os.fsencode(plant(tmp_path / "w", {"a": "1"})), [b"a"])
     unnamed, named = io.BytesIO(), tmp_path / "name.tar"
     write_archive(os.fsencode(tmp_path / "w"), entries, unnamed)
     with open(named, "wb") as sink:

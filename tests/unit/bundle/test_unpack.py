@@ -176,9 +176,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 def test_hostile_archives_are_refused_and_leave_nothing(tmp_path: Path, make: Callable[[], bytes]) -> None:
     store, digest = put(make())
     shelf = tmp_path / "one" / "two" / "shelf"
-    with pytest.raises(StoreError, match="not an archive that Atoll makes") as caught:
+    with pytest.raises(StoreError) as caught:
         fetch_and_unpack(store, digest, shelf, max_bytes=MIB, max_files=100)
-    assert caught.value.key == f"bundles/{digest}.tar.gz"
+    assert (caught.value.reason, caught.value.key) == ("archive", f"bundles/{digest}.tar.gz")
     assert [path for path in tmp_path.rglob("*") if path not in (shelf, *shelf.parents)] == []
 
 

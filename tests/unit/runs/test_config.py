@@ -189,14 +189,14 @@ def test_atoll_toml_beside_a_pyproject_table_wins_with_a_warning(folder):
 
 def test_a_variable_that_is_no_setting_is_a_warning(folder):
     found = load(folder, environ={"ATOLL_REPLICA": "4", "ATOLL_HOME": "/x", "ATOLL_RUN_ID": "r"})
-    assert found.warnings == ("the variable ATOLL_REPLICA is no setting, did you mean `ATOLL_REPLICAS`?",)
+    assert found.warnings == ("the variable ATOLL_REPLICA is not a setting, did you mean `ATOLL_REPLICAS`?",)
 
 
 def test_what_all_variables_begin_with_does_not_make_them_alike(folder):
     found = load(folder, environ={"ATOLL_PUER": "1", "ATOLL_COLOUR": "red"})
     assert found.warnings == (
-        "the variable ATOLL_COLOUR is no setting",
-        "the variable ATOLL_PUER is no setting, did you mean `ATOLL_PURE`?",
+        "the variable ATOLL_COLOUR is not a setting",
+        "the variable ATOLL_PUER is not a setting, did you mean `ATOLL_PURE`?",
     )
 
 
