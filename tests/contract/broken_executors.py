@@ -173,8 +173,8 @@ class NeedsItToRun(ScriptedExecutor):
 
 
 class AsksAndLeaves(ScriptedExecutor):
-    def _stop_all(self, look: Any, what: str) -> None:
-        for job in look():
+    def _stop_all(self, find: Any, what: str) -> None:
+        for job in find():
             self._stop(job["name"])
 
 
@@ -232,7 +232,7 @@ class IgnoresTheStore(Rebuilding):
 
 
 class UndoesNothing(ScriptedExecutor):
-    def _undo(self, *_: Any) -> None:
+    def _roll_back(self, *_: Any) -> None:
         pass
 
 
@@ -243,8 +243,8 @@ class HidesWhatIsLeft(ScriptedExecutor):
         except BackendError:
             pass
 
-    def _stop_all(self, look: Any, what: str) -> None:
-        for job in look():
+    def _stop_all(self, find: Any, what: str) -> None:
+        for job in find():
             self._stop(job["name"])
 
 
@@ -395,7 +395,7 @@ class TriesAgainUnderAnotherName(ScriptedExecutor):
 class StopsTheWholeName(ScriptedExecutor):
     """Undoes by name, whoever made it."""
 
-    def _undo(self, run_id: str, made: Any, adopted: Any, why: BaseException) -> None:
+    def _roll_back(self, run_id: str, made: Any, adopted: Any, why: BaseException) -> None:
         label = native_name(run_id, self.store_uri, reserve=6)
         self.cancel(RunHandle(self.name, self._endpoint, label, 1))
 

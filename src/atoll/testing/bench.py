@@ -41,7 +41,7 @@ JOBS = "atoll.testing.contract_jobs"
 
 @dataclass(frozen=True)
 class Order:
-    """`entry` is the name of one of the jobs."""
+    """One run of the contract's jobs; `entry` is the name of the job."""
 
     run_id: str
     entry: str
@@ -50,7 +50,7 @@ class Order:
     placement: Mapping[str, Any] = field(default_factory=dict)
 
     def draft(self, executor: Executor, store_uri: str) -> Draft:
-        """Check and plan it."""
+        """Check and plan the run."""
         return prepare(
             f"{JOBS}:{self.entry}",
             on=executor,
@@ -63,17 +63,17 @@ class Order:
 
 
 class Call(StrEnum):
-    """What an adapter asks of its service, in the suite's words."""
+    """The kinds of calls that an adapter makes to its service."""
 
     CREATE = "create"
     DESCRIBE = "describe"
-    """Whatever `status` asks: one by one, or a list."""
+    """The calls that `status` makes: describe or list."""
     STOP = "stop"
     LOG = "log"
 
 
 class Fault(StrEnum):
-    """How a service can answer instead."""
+    """How a call to the service can fail."""
 
     UNAUTHORIZED = "401"
     FORBIDDEN = "403"
@@ -85,7 +85,7 @@ class Fault(StrEnum):
 
 
 class Faults(Protocol):
-    """Makes the service fail on cue."""
+    """Makes calls to the service fail."""
 
     calls: frozenset[Call]
     """The calls that this service has."""
@@ -93,48 +93,48 @@ class Faults(Protocol):
     def fail(
         self, call: Call, fault: Fault, *, nth: int = 1, times: int | None = None, after_effect: bool = False
     ) -> None:
-        """Meet such calls with the fault, from the `nth` on from now; `after_effect`, only the answer is lost."""
+        """Fail such calls, from the `nth` from now on. With `after_effect` only the answer is lost."""
         ...
 
     def heal(self) -> None:
-        """Forget every fault."""
+        """Remove every fault."""
         ...
 
 
 @dataclass
 class Bench:
-    """An adapter, and hooks into the backend behind it. Made afresh for every test."""
+    """An adapter, and hooks into the backend behind it. Each test gets a new one."""
 
     path: str
     """`module:Class` of the adapter."""
     store_uri: str
     """A fresh store that replicas can reach."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the adapter, as JSON: another process builds it from the same."""
+    """Keyword arguments of the adapter, as JSON: another process builds the adapter from them."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables another process needs on top of ours."""
+    """Variables that another process needs besides those of this one."""
     placement: Mapping[str, Any] = field(default_factory=lambda: {"grace_s": 10.0})
-    """What every run of the suite is launched with; clauses add to it."""
+    """The placement of every run of the suite; clauses add to it."""
     changes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Field of `Placement` -> further values this backend takes, for E2."""
+    """Field of `Placement` -> further values that this backend accepts, for E2."""
     secret: tuple[str, str] | None = None
-    """A reference to a secret that this backend can read, and the value behind it."""
+    """A reference to a secret that this backend can read, and its value."""
     limit_s: float = 1.0
-    """The shortest time limit worth trying."""
+    """The time limit of the runs in E12."""
     patience_s: float = 60.0
     """How long anything may take before the test fails."""
     impatient: Mapping[str, Any] = field(default_factory=dict)
-    """Settings under which the adapter soon gives up on a service that breaks, throttles or does not answer."""
+    """Settings with which the adapter soon stops retrying a service that fails, throttles or does not answer."""
     tells_exit_codes: bool = True
-    """False if the service has no word for them; then only the replica's own record must have them."""
+    """False if the service does not report exit codes; then only the replica's own record must have them."""
     extra: str = ""
-    """The extra that brings the SDK; empty if the adapter needs none."""
+    """The extra that installs the SDK; empty if the adapter needs none."""
     sdk: Sequence[str] = ()
     """Modules of that SDK."""
     faults: Faults | None = None
 
     def executor(self, **settings: Any) -> Executor:
-        """A fresh adapter, as another process would build it."""
+        """A new adapter, built as another process would build it."""
         module, _, name = self.path.partition(":")
         made = getattr(import_module(module), name)(**{**self.settings, **settings})
         if not isinstance(made, Executor):
@@ -142,7 +142,7 @@ class Bench:
         return made
 
     def placed(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The bench's placement with more to it; variables and secrets are added to its own."""
+        """The bench's placement with more fields; variables and secrets are merged with its own."""
         merged = {name: {**self.placement.get(name, {}), **more[name]} for name in ("env", "secrets") if name in more}
         return {**self.placement, **more, **merged}
 
@@ -157,11 +157,11 @@ class Bench:
     # ── hooks: what is seen or done without the adapter ─────────────────────────────────────────────────────────
 
     def running(self, run_id: str) -> list[str]:
-        """What runs for the run, or waits to. By default: processes of this machine with the run's variables."""
+        """What runs or is queued for the run. By default: processes of this machine with the run's variables."""
         return [str(pid) for pid in processes_with({RUN_ID: run_id, STORE: self.store_uri})]
 
     def kill_replica(self, run_id: str, rank: int) -> None:
-        """End a replica without a word. By default: SIGKILL to the process that runs the user's code."""
+        """Kill a replica. By default: SIGKILL to the process that runs the user's code."""
         pids = [start.pid for start in contract_jobs.starts(self.store, run_id) if start.rank == rank]
         os.kill(pids[-1], signal.SIGKILL)
 
@@ -171,11 +171,11 @@ class Bench:
         return replace(handle, native_id=handle.native_id[:-1] + last)
 
     def forget(self, handle: RunHandle) -> None:
-        """Let the backend lose every trace of a run that is over."""
+        """Make the backend forget a run that is over."""
         pytest.skip("this bench cannot make its backend forget a run")
 
     def queue_held(self) -> AbstractContextManager[None]:
-        """While this is open, the backend starts nothing. By default it may: the cancel is then only early."""
+        """While this is open, the backend starts no run. By default it may: the cancel is then only early."""
         return nullcontext()
 
     def start_broken(self, plan: Plan, rank: int) -> AbstractContextManager[None]:
@@ -187,23 +187,23 @@ class Bench:
         return replicas
 
     def calls(self) -> int:
-        """How many calls the service has had."""
+        """How many calls the service has received."""
         pytest.skip("this backend has no service that could count calls")
 
     def most_status_calls(self, replicas: int) -> int:
-        """How many calls one `status` may take. For a group, and where there is a list, not the number of replicas."""
+        """How many calls one `status` may make. With a group or a list call, fewer than one for each replica."""
         return 1 + replicas // 100
 
     def kill_points(self, replicas: int) -> Sequence[str]:
-        """Moments of a submit, as the service sees them, at which a launcher may die."""
+        """Moments of a submit, as the service sees them, at which the suite kills the launcher."""
         pytest.skip("this backend has no service that could see a launcher die")
 
     def at_point(self, point: str, action: Callable[[], None]) -> None:
-        """Do `action` when the service reaches that moment."""
+        """Call `action` when the service reaches that moment."""
         raise InternalError(f"this bench has no kill point `{point}`")
 
     def need_faults(self, *calls: Call) -> Faults:
-        """The faults, or a skip if the backend has no service that could fail at these calls."""
+        """The faults; skips the test if the backend has no service, or the service has no such calls."""
         if self.faults is None:
             pytest.skip("this backend has no wire on which a call could fail")
         if missing := set(calls) - self.faults.calls:
@@ -221,7 +221,7 @@ def _refused(faults: Faults, nth: int) -> Iterator[None]:
 
 
 def processes_with(variables: Mapping[str, str]) -> list[int]:
-    """Living processes that were started with all of these environment variables."""
+    """Running processes that were started with all of these environment variables."""
     wanted = {f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in variables.items()}
     found = []
     for entry in Path("/proc").iterdir():
@@ -255,7 +255,7 @@ def plan_of(bench: Bench, ordered: Order, executor: Executor | None = None) -> P
 def launched(
     bench: Bench, entry: str, replicas: int = 1, *, executor: Executor | None = None, **options: Any
 ) -> Iterator[Run]:
-    """A run of real replicas. Whatever happens, nothing of it is left when the block is over."""
+    """Launch a run of real replicas. When the block ends, its replicas are ended too."""
     ordered = order(bench, entry, replicas, **options)
     with cleared(bench, ordered.run_id):
         yield ordered.draft(executor or bench.executor(), bench.store_uri).submit()
@@ -263,7 +263,7 @@ def launched(
 
 @contextmanager
 def cleared(bench: Bench, *run_ids: str) -> Iterator[None]:
-    """At the end let replicas of these runs go, and give them time to. Without the adapter: it may be the culprit."""
+    """At the end release the replicas of these runs and wait for their end, without the adapter: it may be broken."""
     try:
         yield
     finally:
@@ -275,7 +275,7 @@ def cleared(bench: Bench, *run_ids: str) -> Iterator[None]:
 
 
 def until(bench: Bench, what: str, condition: Callable[[], T]) -> T:
-    """What the condition says once it is true of something; it fails the test when patience is at an end."""
+    """Wait until the condition is true, and return its value. Fails the test after `patience_s`."""
     deadline, pauses = Deadline(bench.patience_s), backoff(0.01, cap_s=0.1)
     while not (found := condition()):
         assert not deadline.is_past, f"not within {bench.patience_s:g} s: {what}"
@@ -284,18 +284,18 @@ def until(bench: Bench, what: str, condition: Callable[[], T]) -> T:
 
 
 def over(bench: Bench, run: Run) -> RunStatus:
-    """The backend's own word once every rank is over."""
+    """Wait until every rank is over, and return the backend's status."""
     return wait(lambda: run.executor.status(run.handle), timeout_s=bench.patience_s)
 
 
 def entered(bench: Bench, run: Run) -> None:
-    """Returns when every rank is in user code."""
+    """Wait until every rank is in user code."""
     wanted = set(range(run.spec.placement.replicas))
     until(bench, "every rank is in user code", lambda: _ranks(bench, run.id) >= wanted)
 
 
 def logged(bench: Bench, run: Run, rank: int, wanted: Sequence[str]) -> None:
-    """Returns when the log is exactly these lines; a service may take its time to deliver them."""
+    """Wait until the log is exactly these lines; a service may deliver them late."""
     found: list[str] = []
 
     def is_settled() -> bool:
@@ -308,7 +308,7 @@ def logged(bench: Bench, run: Run, rank: int, wanted: Sequence[str]) -> None:
 
 
 def gone(bench: Bench, run_id: str) -> None:
-    """Returns when nothing of the run is left, as seen without the adapter."""
+    """Wait until nothing of the run is left, without asking the adapter."""
     until(bench, "nothing of the run is left", lambda: not bench.running(run_id))
 
 
@@ -319,7 +319,7 @@ def let_go(bench: Bench, run: Run) -> RunStatus:
 
 
 def assert_each_rank_once(bench: Bench, run_id: str, replicas: int) -> None:
-    """Exactly N replicas ever entered user code: one for each rank."""
+    """Assert that exactly one process of each rank entered user code."""
     gone(bench, run_id)
     found = Counter(start.rank for start in contract_jobs.starts(bench.store, run_id))
     assert found == Counter(range(replicas)), f"processes by rank: {dict(sorted(found.items()))}, wanted one each"
@@ -330,8 +330,8 @@ def assert_ranks(status: RunStatus, replicas: int) -> None:
     assert ranks == list(range(replicas)), f"status has ranks {ranks}, wanted 0 to {replicas - 1} in order"
 
 
-def words(status: RunStatus) -> Sequence[tuple[str, str, int | None]]:
-    """State, reason and exit code of each rank: what must not change once it is terminal."""
+def verdicts(status: RunStatus) -> Sequence[tuple[str, str, int | None]]:
+    """State, reason and exit code of each rank: they must not change once they are terminal."""
     return [(str(r.state), str(r.reason), r.exit_code) for r in status.replicas]
 
 
@@ -345,7 +345,7 @@ class LocalBench(Bench):
 
     @classmethod
     def below(cls, folder: Path) -> LocalBench:
-        """Expects the variable `CONTRACT_VAULT` in this process: it is the secret."""
+        """The caller sets the variable `CONTRACT_VAULT` in this process to the secret."""
         return cls(
             "atoll.executors.local.executor:LocalExecutor",
             store_uri(str(folder / "store")),
@@ -358,7 +358,7 @@ class LocalBench(Bench):
 
     @contextmanager
     def start_broken(self, plan: Plan, rank: int) -> Iterator[None]:
-        """A file lies where the shepherd wants to make the folder of this rank."""
+        """Put a file where the supervisor creates the folder of this rank."""
         folder = Spool(plan.request["label"]).attempt(rank, 0).root.parent
         folder.parent.mkdir(parents=True)
         folder.touch()

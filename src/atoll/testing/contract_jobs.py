@@ -1,6 +1,6 @@
-"""Entry points that the executor contract launches, and what they leave in the store for the suite to count.
+"""Entry points that the executor contract launches, and the objects in the store by which the suite counts them.
 
-Every process that enters user code creates an object of its own, so that a twin cannot hide.
+Each process that enters user code creates its own object, so the suite sees a rank that was started twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from atoll._time import SYSTEM_CLOCK, Deadline
 from atoll.context import ReplicaContext
@@ -21,7 +21,7 @@ from atoll.names import key_name
 from atoll.stores.base import Store
 
 HOLD_S = 120.0
-"""A replica nobody lets go ends by itself after this long, so that a broken adapter leaves nothing for ever."""
+"""A replica in `hold` ends by itself after this time, so that a broken adapter leaves no process behind."""
 _POLL_S = 0.02
 
 
@@ -36,7 +36,7 @@ class Start:
 
 
 def starts(store: Store, run_id: str) -> list[Start]:
-    """Every process of the run that ever entered user code, by rank."""
+    """Every process of the run that entered user code, by rank."""
     found = [json.loads(bytes(store.get(key))) for key in store.list(f"{_prefix(run_id)}start/")]
     return sorted((Start(**each) for each in found), key=lambda start: (start.rank, start.attempt, start.pid))
 
@@ -47,7 +47,7 @@ def let_go(store: Store, run_id: str) -> None:
 
 
 def farewells(store: Store, run_id: str) -> list[int]:
-    """Ranks in `hold` that were asked to stop, and had the time to say so."""
+    """Ranks in `hold` that received SIGTERM and had time to record it."""
     prefix = f"{_prefix(run_id)}farewell/"
     return [int(key.removeprefix(prefix)) for key in store.list(prefix)]
 
@@ -65,11 +65,11 @@ def variables(ctx: ReplicaContext, *, names: Sequence[str]) -> dict[str, str | N
 
 
 def hold(ctx: ReplicaContext, *, stubborn: bool = False) -> int:
-    """Go on until `let_go`; say farewell when asked to stop, or with `stubborn` do not listen at all."""
+    """Run until `let_go`. On SIGTERM record a farewell and exit; with `stubborn` ignore SIGTERM."""
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        _mark(ctx)  # the suite may ask us to stop as soon as it sees the mark
+        _mark(ctx)  # inside `try`: the suite may stop this replica as soon as it sees the mark
         _until_let_go(ctx)
     except SystemExit:
         ctx.store.create(f"{_prefix(ctx.run_id)}farewell/{ctx.rank:05d}", b"")
@@ -117,12 +117,8 @@ def _until_let_go(ctx: ReplicaContext) -> None:
     deadline = Deadline(HOLD_S, SYSTEM_CLOCK)
     while not _is_there(ctx.store, f"{_prefix(ctx.run_id)}go"):
         if deadline.is_past:
-            _give_up()
+            raise TimeoutError(f"`let_go` was not called within {HOLD_S:g} s")
         deadline.sleep(_POLL_S)
-
-
-def _give_up() -> NoReturn:
-    raise TimeoutError(f"nobody let this replica go within {HOLD_S:g} s")
 
 
 def _mark(ctx: ReplicaContext) -> None:

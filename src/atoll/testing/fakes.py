@@ -1,4 +1,4 @@
-"""A clock that tests turn by hand, and a store that fails on cue. Both pass the contract of what they stand for."""
+"""A clock that tests advance by hand, and a store with scripted faults, which passes the Store contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Verb: TypeAlias = Literal["get", "put", "create", "list", "delete", "*"]
 
 
 class FakeClock:
-    """Time that moves only when someone sleeps or advances it. `on_sleep` hears of each sleep before it passes."""
+    """Time that moves only by `sleep` and `advance`. `on_sleep` is called before each sleep."""
 
     def __init__(self, start: float = 1_700_000_000.0, *, on_sleep: Callable[[float], None] | None = None) -> None:
         self.on_sleep = on_sleep
@@ -47,12 +47,12 @@ class FakeClock:
             self.advance(max(0.0, seconds))
 
     def call_at(self, monotonic_s: float, action: Callable[[], None]) -> None:
-        """Do `action` when time reaches that point."""
+        """Call `action` when the time is reached."""
         with self._lock:
             heapq.heappush(self._due, (monotonic_s, next(self._order), action))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what is due on the way happens at its own moment, in order."""
+        """Advance the time; actions that become due are called at their own time, in order."""
         with self._lock:
             end = self._passed + seconds
             while self._due and self._due[0][0] <= end:
@@ -64,7 +64,7 @@ class FakeClock:
 
 @dataclass
 class _Rule:
-    """One scripted fault: which calls it meets, and what it does to them."""
+    """One scripted fault: the requests that it applies to, and its effect."""
 
     verb: Verb
     pattern: str
@@ -85,7 +85,7 @@ class _Rule:
 
 @dataclass
 class Traffic:
-    """What went through a `FaultyStore`: requests by verb, and payload bytes both ways."""
+    """The traffic of a `FaultyStore`: requests by verb, and payload bytes in both directions."""
 
     requests: Counter[str] = field(default_factory=Counter)
     bytes_up: Counter[str] = field(default_factory=Counter)
@@ -93,17 +93,17 @@ class Traffic:
 
 
 class FaultyStore:
-    """Another store, with faults on cue and every request counted. Without faults it is that store.
+    """A wrapper of a store that injects scripted faults and counts requests.
 
-    Each script says which calls it meets: a verb (or `*`), a shell pattern for the key (for `list`, the prefix),
-    from the `nth` such call on, `times` times (`None` = for ever). Scripts are looked at in the order they were given.
+    A fault applies to requests with its verb (or `*`) and a key (for `list`, a prefix) that matches its shell pattern,
+    from the `nth` such request on, `times` times (`None`: without end). Faults apply in the order they were added.
     """
 
     def __init__(self, inner: Store, *, clock: Clock | None = None) -> None:
         self.inner, self.uri = inner, inner.uri
         self.traffic = Traffic()
         self.before: Callable[[str, str], None] | None = None
-        """Called with the verb and key before each request: the place to switch to another replica, or to die."""
+        """Called with verb and key before each request; a test can switch to another replica here, or raise."""
         self._clock = clock
         self._rules: list[_Rule] = []
         self._lock = Lock()
@@ -118,20 +118,20 @@ class FaultyStore:
         after_effect: bool = False,
         error: Callable[[str], Exception] | None = None,
     ) -> None:
-        """Raise (`StoreUnavailable`, or what `error` makes of a message): the request was lost, or only its answer."""
+        """Raise `StoreUnavailable` or `error(message)`. The request is lost, or with `after_effect` only its answer."""
         rule = _Rule(verb, pattern, nth, times, error=error or StoreUnavailable, is_after_effect=after_effect)
         self._add(rule)
 
     def delay(
         self, seconds: float, verb: Verb = "*", pattern: str = "*", *, nth: int = 1, times: int | None = None
     ) -> None:
-        """Let the clock pass before the request is served."""
+        """Advance the clock before the request is served."""
         if self._clock is None:
             raise ValueError("a delay needs a clock: FaultyStore(inner, clock=FakeClock())")
         self._add(_Rule(verb, pattern, nth, times, delay_s=seconds))
 
     def flip(self, pattern: str = "*", *, bit: int = 0, nth: int = 1, times: int | None = 1) -> None:
-        """Return the object with one bit turned over."""
+        """Return the object with one bit flipped."""
         self._add(_Rule("get", pattern, nth, times, spoil=lambda data: _flipped(data, bit)))
 
     def truncate(self, pattern: str = "*", *, keep: int | None = None, nth: int = 1, times: int | None = 1) -> None:
@@ -141,7 +141,7 @@ class FaultyStore:
         )
 
     def heal(self) -> None:
-        """Forget every script. The counts stay."""
+        """Remove every fault. The counts stay."""
         with self._lock:
             self._rules.clear()
 
@@ -181,7 +181,7 @@ class FaultyStore:
 
     @contextmanager
     def _request(self, verb: str, key: str) -> Iterator[Sequence[_Rule]]:
-        """One request on its way: counted, held up, and lost before its effect or with its answer, as scripted."""
+        """Count one request, delay it, and raise before or after its effect, as scripted."""
         if self.before is not None:
             self.before(verb, key)
         with self._lock:

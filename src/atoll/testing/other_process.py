@@ -1,9 +1,8 @@
-"""Use an adapter from other, real processes: to plan, to launch and be killed, or to pick up a handle.
+"""Uses an adapter from another, real process: to plan, to launch and be killed, or to use a handle.
 
-`python -m atoll.testing.other_process`: the other process of the executor contract. Reads one job, answers in JSON.
-
-It can be told to die at a step: before any system call of a launch that changes something (seen by an audit hook),
-after a process was started, and before and after every request to the store and to the adapter.
+The suite starts `python -m atoll.testing.other_process` through `OtherProcess`; `main` reads one job and answers in
+JSON. A launch can be killed at a step: before each system call that changes something (an audit hook reports it), after
+a process was started, and before and after each call to the store and to the adapter.
 """
 
 from __future__ import annotations
@@ -26,21 +25,143 @@ from atoll.testing.bench import Bench, Order
 _CHANGES = ("os.", "socket.", "subprocess.", "http.client.", "fcntl.", "shutil.", "tempfile.")
 _LOOKS = ("os.listdir", "os.scandir", "os.walk", "socket.gethostname", "socket.gethostbyname", "os.putenv")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_TIMEOUT_S = 120.0
+
+
+class OtherProcess:
+    """A process with a fresh adapter. It prepares one job, waits for `go`, does the job and answers."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        verb: str,
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        **job: Any,
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            env={**os.environ, **bench.environment, **(environment or {})},
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        job |= {"verb": verb, "path": bench.path, "settings": dict(bench.settings), "store": bench.store_uri}
+        self._write(json.dumps(job))
+
+    def until_ready(self) -> OtherProcess:
+        """Return when the process waits for `go`."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        return self
+
+    def go(self) -> OtherProcess:
+        self._write("go")
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: no handler, no `finally`, no flush."""
+        os.kill(self._process.pid, signal.SIGKILL)
+
+    def answer(self) -> Any:
+        """The answer; None if the process was killed."""
+        out, err = self._process.communicate(timeout=_TIMEOUT_S)
+        if self._process.returncode == -signal.SIGKILL:
+            return None
+        assert self._process.returncode == 0, f"the other process failed:\n{err}"
+        return json.loads(out.splitlines()[-1])
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        os.kill(self._process.pid, signal.SIGINT)
+
+    def ended(self) -> int:
+        """Wait for the end, and return the exit code."""
+        self._process.communicate(timeout=_TIMEOUT_S)
+        return self._process.returncode
+
+    def end(self) -> None:
+        """For `finally`: end the process and close its pipes."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the process died early; `answer` shows why
+
+
+def ask(bench: Bench, verb: str, **job: Any) -> Any:
+    """Start another process, let it do one job, and return its answer."""
+    other = OtherProcess(bench, verb, **job)
+    try:
+        return other.until_ready().go().answer()
+    finally:
+        other.end()
+
+
+def submit_at_once(bench: Bench, order: Order, *, processes: int, threads: int) -> list[str]:
+    """Launch one run from many processes and threads at the same moment; returns all handles."""
+    others = [OtherProcess(bench, "submit", order=asdict(order), threads=threads) for _ in range(processes)]
+    try:
+        for other in others:
+            other.until_ready()
+        for other in others:
+            other.go()
+        return [handle for other in others for handle in other.answer()["handles"]]
+    finally:
+        for other in others:
+            other.end()
+
+
+def steps_of_submit(bench: Bench, order: Order) -> list[str]:
+    """Launch in another process, and return each step at which it could be killed."""
+    return list(ask(bench, "submit", order=asdict(order), threads=1)["steps"])
+
+
+def submit_killed_at(bench: Bench, order: Order, step: str) -> bool:
+    """Launch in another process that is killed at that step. False if it did not reach the step."""
+    return ask(bench, "submit", order=asdict(order), threads=1, kill_at=step) is None
+
+
+def spread(steps: Sequence[str], most: int) -> list[str]:
+    """About `most` of the steps: two thirds inside the adapter's `submit`, and there each step after an effect."""
+    first, last = steps.index("before executor.submit #1"), steps.index("after executor.submit #1")
+    inside, around = list(range(first, last + 1)), [*range(first), *range(last + 1, len(steps))]
+    effects = {step for step in inside if steps[step].startswith("after ")}
+    chosen = {*effects, *_even(inside, most - most // 3), *_even(around, most // 3)}
+    return [steps[step] for step in sorted(chosen)]
+
+
+def _even(numbers: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the numbers, evenly spread, including the first and the last."""
+    if len(numbers) <= most:
+        return list(numbers)
+    return sorted({numbers[round(i * (len(numbers) - 1) / max(1, most - 1))] for i in range(most)})
+
+
+# ── in the other process ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Steps:
-    """Counts the steps of a launch while it is armed, and ends the process before the one it was told to."""
+    """Counts the steps of a launch while armed, and kills the process at the step `kill_at`."""
 
     def __init__(self, kill_at: str | None) -> None:
         self._kill_at = kill_at
         self._is_armed = False
         self._counts: Counter[str] = Counter()
         self.seen: list[str] = []
-        """Each with its number among its like: a launch may take one `os.mkdir` more or less than the last."""
+        """Each with its number among equal steps: launches may differ by, for example, one `os.mkdir`."""
 
     def arm(self) -> None:
         self._is_armed = True
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._audit)
         self._watch_popen()
 
     def disarm(self) -> None:
@@ -52,12 +173,12 @@ class Steps:
         self._counts[step] += 1
         numbered = f"{step} #{self._counts[step]}"
         if numbered == self._kill_at:
-            self.disarm()  # the kill is a system call as well
+            self.disarm()  # the kill itself is a system call too
             os.kill(os.getpid(), signal.SIGKILL)
         self.seen.append(numbered)
 
     def _watch_popen(self) -> None:
-        """The moment after a process was started is a step as well: its child is alive, and nobody knows."""
+        """Make the moment after the start of a child process a step of its own."""
         start = subprocess.Popen.__init__
 
         def start_and_note(popen: Any, *args: Any, **options: Any) -> None:
@@ -66,7 +187,7 @@ class Steps:
 
         subprocess.Popen.__init__ = start_and_note  # type: ignore[method-assign,assignment]
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         is_change = event.startswith(_CHANGES) and event not in _LOOKS
         if event == "open" and len(args) > 2 and isinstance(args[2], int):
             is_change = bool(args[2] & _WRITES)
@@ -75,7 +196,7 @@ class Steps:
 
 
 class Watched:
-    """Anything with methods; each call is two steps."""
+    """A wrapper that makes two steps of each method call."""
 
     def __init__(self, inner: Any, word: str, steps: Steps) -> None:
         self._inner, self._word, self._steps = inner, word, steps
@@ -95,7 +216,7 @@ class Watched:
 
 
 class Absent(MetaPathFinder):
-    """Makes modules look as if they were not installed."""
+    """An import hook that hides modules as if they were not installed."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -106,8 +227,8 @@ class Absent(MetaPathFinder):
 
 
 def main() -> int:
-    """Read the job, get ready, wait for the word, do it, answer."""
-    sys.dont_write_bytecode = True  # else imports would be steps
+    """Read the job, prepare it, wait for `go`, do it, answer."""
+    sys.dont_write_bytecode = True  # otherwise imports would be steps
     job = json.loads(sys.stdin.readline())
     act = {"plan": _plan, "use": _use, "submit": _submit, "import": _import}[job["verb"]](job)
     print("ready", flush=True)
@@ -122,8 +243,6 @@ def _adapter(job: dict[str, Any]) -> Any:
 
 
 def _draft(job: dict[str, Any]) -> Any:
-    from atoll.testing.bench import Order
-
     return Order(**job["order"]).draft(_adapter(job), job["store"])
 
 
@@ -133,7 +252,7 @@ def _plan(job: dict[str, Any]) -> Callable[[], Any]:
 
 
 def _use(job: dict[str, Any]) -> Callable[[], Any]:
-    """All that a handle is for, with nothing but its text."""
+    """Status, logs and cancel with nothing but the text of a handle."""
     from atoll.handle import RunHandle
 
     executor = _adapter(job)
@@ -182,7 +301,7 @@ def _import(job: dict[str, Any]) -> Callable[[], Any]:
         import_module(job["path"].partition(":")[0])
         try:
             _adapter(job)
-        except Exception as exc:  # noqa: BLE001  the suite judges it
+        except Exception as exc:  # noqa: BLE001  the suite checks it
             return {"raised": type(exc).__name__, "extra": getattr(exc, "extra", None), "text": str(exc)}
         return {"raised": None, "extra": None, "text": ""}
 
@@ -191,124 +310,3 @@ def _import(job: dict[str, Any]) -> Callable[[], Any]:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-_PATIENCE_S = 120.0
-
-
-class Elsewhere:
-    """Another process with a fresh adapter. It gets ready, waits to be released, does one thing and answers."""
-
-    def __init__(
-        self,
-        bench: Bench,
-        verb: str,
-        *,
-        cwd: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        **job: Any,
-    ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            env={**os.environ, **bench.environment, **(environment or {})},
-            cwd=cwd,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        job |= {"verb": verb, "path": bench.path, "settings": dict(bench.settings), "store": bench.store_uri}
-        self._write(json.dumps(job))
-
-    def until_ready(self) -> Elsewhere:
-        """Returns when only the word to go is missing."""
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-        return self
-
-    def go(self) -> Elsewhere:
-        self._write("go")
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL: no handler, no `finally`, no flush."""
-        os.kill(self._process.pid, signal.SIGKILL)
-
-    def answer(self) -> Any:
-        """What came of it; None if the process was killed."""
-        out, err = self._process.communicate(timeout=_PATIENCE_S)
-        if self._process.returncode == -signal.SIGKILL:
-            return None
-        assert self._process.returncode == 0, f"the other process failed:\n{err}"
-        return json.loads(out.splitlines()[-1])
-
-    def interrupt(self) -> None:
-        """As Ctrl-C does."""
-        os.kill(self._process.pid, signal.SIGINT)
-
-    def ended(self) -> int:
-        """The exit code, however it ended."""
-        self._process.communicate(timeout=_PATIENCE_S)
-        return self._process.returncode
-
-    def end(self) -> None:
-        """For `finally`: leave no process and no open pipe."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died early; the answer says why
-
-
-def ask(bench: Bench, verb: str, **job: Any) -> Any:
-    """Start another process, let it do one thing, and return its answer."""
-    other = Elsewhere(bench, verb, **job)
-    try:
-        return other.until_ready().go().answer()
-    finally:
-        other.end()
-
-
-def submit_at_once(bench: Bench, order: Order, *, processes: int, threads: int) -> list[str]:
-    """Many launchers of one run, released at the same moment; the handles they got."""
-    others = [Elsewhere(bench, "submit", order=asdict(order), threads=threads) for _ in range(processes)]
-    try:
-        for other in others:
-            other.until_ready()
-        for other in others:
-            other.go()
-        return [handle for other in others for handle in other.answer()["handles"]]
-    finally:
-        for other in others:
-            other.end()
-
-
-def steps_of_submit(bench: Bench, order: Order) -> list[str]:
-    """Launch in another process, and learn each step at which it could have died."""
-    return list(ask(bench, "submit", order=asdict(order), threads=1)["steps"])
-
-
-def submit_killed_at(bench: Bench, order: Order, step: str) -> bool:
-    """Launch in another process that dies by SIGKILL at that step. False if it never came to it."""
-    return ask(bench, "submit", order=asdict(order), threads=1, kill_at=step) is None
-
-
-def spread(steps: Sequence[str], most: int) -> list[str]:
-    """About that many steps to try: two in three inside the adapter's own `submit`, and each after an effect there."""
-    first, last = steps.index("before executor.submit #1"), steps.index("after executor.submit #1")
-    inside, around = list(range(first, last + 1)), [*range(first), *range(last + 1, len(steps))]
-    effects = {step for step in inside if steps[step].startswith("after ")}
-    chosen = {*effects, *_even(inside, most - most // 3), *_even(around, most // 3)}
-    return [steps[step] for step in sorted(chosen)]
-
-
-def _even(numbers: Sequence[int], most: int) -> list[int]:
-    """At most that many of the numbers, the first and the last among them, evenly spread."""
-    if len(numbers) <= most:
-        return list(numbers)
-    return sorted({numbers[round(i * (len(numbers) - 1) / max(1, most - 1))] for i in range(most)})

@@ -1,4 +1,4 @@
-"""The Store contract as tests: subclass `StoreContract`, give it a `new_store` fixture, and pytest does the rest.
+"""The Store contract as tests: subclass `StoreContract`, define the fixture `new_store`, and run pytest.
 
     class TestRedisStore(StoreContract):
         @pytest.fixture
@@ -6,13 +6,7 @@
             return lambda name: RedisStore(f"{redis_url}/{name}")
 
 Each clause S1-S15 (see `atoll.stores.base.Store`) is one or more methods that take the store as an argument, so they
-can also be called directly. What cannot be shown for an adapter is skipped, and the skip says why.
-
-Make any attempt to unpickle fail loudly. (S14)
-
-Use a store from other, real processes.
-
-Clause S15 of the Store contract: objects read piece by piece. Part of `StoreContract`.
+can also be called directly. A test that needs a fixture which the subclass does not have is skipped; the skip says why.
 """
 
 from __future__ import annotations
@@ -37,120 +31,16 @@ from atoll.registry import open_store
 from atoll.stores.base import Buffer, Store
 from atoll.stores.fast import Body, HashedWhileWritten, open_body, recycles
 
-BOMB = b"catoll.testing.store_contract\nexplode\n(tR."
-"""A pickle that calls `explode`: whoever unpickles it, by whatever route, is found out."""
-
-
-def explode(*_: object, **__: object) -> NoReturn:
-    raise AssertionError("something on the read path unpickled an object of the store")
-
-
-@contextmanager
-def unpickling_forbidden() -> Iterator[None]:
-    """While this is open, every way into `pickle` raises."""
-    with ExitStack() as patches:
-        for module in ("pickle", "_pickle"):
-            for name in ("load", "loads", "Unpickler"):
-                patches.enter_context(patch.object(import_module(module), name, explode))
-        yield
-
-
-_READ = """
-import json, sys
-from atoll.registry import open_store
-store = open_store(sys.argv[1])
-print(json.dumps({key: bytes(store.get(key)).hex() for key in store.list()}))
-"""
-
-_WRITE = """
-import sys
-from atoll.registry import open_store
-store = open_store(sys.argv[1])
-store.put(sys.argv[2], bytes.fromhex(sys.argv[4]))
-store.create(sys.argv[3], bytes.fromhex(sys.argv[4]))
-"""
-
-_RACE = """
-import sys, threading
-from atoll.errors import KeyExists
-from atoll.registry import open_store
-store, key, count = open_store(sys.argv[1]), sys.argv[2], int(sys.argv[4])
-try:
-    store.get("warm-up")
-except FileNotFoundError:
-    pass
-gate = threading.Barrier(count + 1)
-def write(i):
-    mine = f"process {sys.argv[3]} writer {i}" * 100
-    gate.wait()
-    try:
-        store.create(key, mine.encode())
-    except KeyExists:
-        return
-    print(mine, flush=True)
-threads = [threading.Thread(target=write, args=(i,)) for i in range(count)]
-for thread in threads: thread.start()
-print("ready", flush=True)
-sys.stdin.readline()
-gate.wait()
-for thread in threads: thread.join()
-"""
-
-
-def read_elsewhere(uri: str, *, environment: Mapping[str, str]) -> dict[str, bytes]:
-    """Every object of the store, as another process sees it."""
-    answer = _finish(_start(_READ, [uri], environment))
-    return {key: bytes.fromhex(value) for key, value in json.loads(answer).items()}
-
-
-def write_elsewhere(uri: str, put: str, create: str, data: bytes, *, environment: Mapping[str, str]) -> None:
-    """`put` one object and `create` another from another process."""
-    _finish(_start(_WRITE, [uri, put, create, data.hex()], environment))
-
-
-def race_of_processes(
-    uri: str, key: str, *, processes: int, threads: int, environment: Mapping[str, str]
-) -> list[bytes]:
-    """Processes of several threads each `create` one key at the same moment; what the winners wrote."""
-    racers = [_start(_RACE, [uri, key, str(i), str(threads)], environment) for i in range(processes)]
-    try:
-        for racer in racers:
-            assert racer.stdout is not None
-            racer.stdout.readline()
-        for racer in racers:
-            assert racer.stdin is not None
-            racer.stdin.write("go\n")
-            racer.stdin.flush()
-        return [line.encode() for racer in racers for line in _finish(racer).splitlines()]
-    finally:
-        for racer in racers:
-            racer.kill()
-
-
-def _start(code: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _finish(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, f"the other process failed:\n{err}"
-    return out
-
-
+NewStore: TypeAlias = Callable[[str], Store]
 BIG = 8 * 1024 * 1024 + 1
-_MIDDLE = 3_000_001  # more than a socket's buffers hold, so that most of it is still on its way when it is opened
+_MIDDLE = 3_000_001  # more than the buffers of a socket, so most of it is not received when the body is opened
 _STEPS = (1, 7, 4096, 0, 100_003, 65_536, 1_500_000)
+BOMB = b"catoll.testing.store_contract\nexplode\n(tR."
+"""A pickle that calls `explode` when it is unpickled."""
 
 
 class BodyClauses:
-    """Methods that take the store as an argument, like the others of `StoreContract`."""
+    """Clause S15: objects read piece by piece. Part of `StoreContract`."""
 
     @pytest.mark.parametrize("size", [0, 1, 4097, BIG])
     def test_s15_a_body_is_what_get_gives(self, store: Store, size: int) -> None:
@@ -221,14 +111,14 @@ class BodyClauses:
         store.put("a.bin", old)
         with closing(open_body(store, "a.bin")) as body:
             store.delete("a.bin")
-            if not recycles(store):  # which says that it may give other bytes then
+            if not recycles(store):  # a store that recycles may give other bytes then
                 store.put("b.bin", bytes(_MIDDLE))
             assert _rest_or_nothing(body, 0, old) in (old, None)
         with pytest.raises(KeyNotFound):
             open_body(store, "a.bin")
 
     def test_s15_bodies_do_not_mix(self, store: Store) -> None:
-        """Some in each thread, and several threads."""
+        """Several bodies in each of several threads."""
         objects = {f"{i}.bin": bytes([i]) * (500_000 + i) for i in range(12)}
         for key, data in objects.items():
             store.put(key, data)
@@ -250,71 +140,18 @@ class BodyClauses:
             assert all(pool.map(read_three, [0, 3, 6, 9] * 3))
 
 
-def pattern(size: int) -> bytes:
-    """Bytes in which any two places differ, so that a shifted read shows."""
-    return b"".join(i.to_bytes(4, "big") for i in range(size // 4 + 1))[:size]
-
-
-def read_unevenly(body: Body, read: int = 0) -> bytes:
-    """What is left of a body, in pieces of many sizes."""
-    room = memoryview(bytearray(body.size - read))
-    for piece in _cut(room):
-        body.readinto(piece)
-    return bytes(room)
-
-
-def _cut(room: memoryview) -> Iterator[memoryview]:
-    for step in cycle(_STEPS):
-        if not room:
-            return
-        yield room[:step]
-        room = room[step:]
-
-
-def _rest_or_nothing(body: Body, read: int, old: bytes) -> bytes | None:
-    """The rest of the body; None if the store says that it cannot be had."""
-    assert body.size == len(old)
-    try:
-        return read_unevenly(body, read)
-    except StoreUnavailable:
-        return None
-
-
-class Counted(HashedWhileWritten):
-    """A payload after a front that says how many of its bytes were seen."""
-
-    front_bytes = 1024
-
-    def __init__(self, payload: bytes) -> None:
-        self.payload = memoryview(payload)
-        self._seen = 0
-
-    def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
-        self._seen = stop if start in (0, self._seen) else -1
-        if out is not None:
-            out[:] = self.payload[start:stop]
-
-    def front(self) -> Buffer:
-        if self._seen == 0:
-            self.hash_and_norm(0, len(self.payload))
-        return f"{self._seen:>{self.front_bytes}}".encode()
-
-
-NewStore: TypeAlias = Callable[[str], Store]
-
-
 class StoreContract(BodyClauses):
-    """Clauses S1-S15. Subclasses give `new_store`, and as many of the fault fixtures as they can."""
+    """Clauses S1-S15. Subclasses define `new_store`, and as many of the fault fixtures as they can."""
 
     why_one_process_only: str = ""
-    """Empty if other processes see the store; else the reason why they cannot."""
+    """Empty if other processes can open the store; otherwise the reason why they cannot."""
     why_no_faults: str = "no fault can be injected into this store"
     environment: Mapping[str, str] = {}
-    """Variables another process needs to open the store, on top of ours."""
+    """Variables that another process needs to open the store, besides those of this one."""
 
     @pytest.fixture
     def new_store(self) -> NewStore:
-        """A function giving a fresh, empty store for each name; different names share a bucket, folder or server."""
+        """A function that returns a new, empty store for each name. All names share one bucket, folder or server."""
         pytest.fail(f"{type(self).__name__} must define the fixture `new_store`")
 
     @pytest.fixture
@@ -323,27 +160,27 @@ class StoreContract(BodyClauses):
 
     @pytest.fixture
     def refused_store(self) -> Store:
-        """A store that does not let us in."""
+        """A store that refuses access."""
         pytest.skip(self.why_no_faults)
 
     @pytest.fixture
     def throttled_store(self) -> Store:
-        """A store that answers every request with `slow down`, and that gives up soon."""
+        """A store that is throttled at every request, and stops retrying soon."""
         pytest.skip(self.why_no_faults)
 
     @pytest.fixture
     def unreachable_store(self) -> Store:
-        """A store nobody answers for."""
+        """A store that does not answer."""
         pytest.skip(self.why_no_faults)
 
     @pytest.fixture
     def conflicting_store(self) -> Store:
-        """A store whose first `create` meets a conflict with a request that in the end writes nothing (409)."""
+        """A store whose first `create` conflicts (409) with another request that writes nothing."""
         pytest.skip(self.why_no_faults)
 
     @pytest.fixture
     def answer_losing_store(self) -> Store:
-        """A store whose first `create` takes effect, but whose answer does not arrive."""
+        """A store whose first `create` takes effect, but its answer is lost."""
         pytest.skip(self.why_no_faults)
 
     # S1 bytes come back as they were written
@@ -403,7 +240,7 @@ class StoreContract(BodyClauses):
             if found not in versions:
                 torn.append(len(found))
         writer.join()
-        assert not torn, f"a reader saw {len(torn)} objects nobody wrote, of {torn[:5]} bytes"
+        assert not torn, f"a reader saw {len(torn)} objects that were never written, of {torn[:5]} bytes"
 
     def test_s3_a_put_that_fails_leaves_the_old_object(self, store: Store) -> None:
         store.put("v.bin", b"old")
@@ -638,8 +475,61 @@ class StoreContract(BodyClauses):
             pytest.skip(self.why_one_process_only)
 
 
+# ── helpers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pattern(size: int) -> bytes:
+    """Bytes in which any two positions differ, so that a shifted read is detected."""
+    return b"".join(i.to_bytes(4, "big") for i in range(size // 4 + 1))[:size]
+
+
+def read_unevenly(body: Body, read: int = 0) -> bytes:
+    """Read the rest of a body in pieces of many sizes."""
+    buffer = memoryview(bytearray(body.size - read))
+    for piece in _cut(buffer):
+        body.readinto(piece)
+    return bytes(buffer)
+
+
+def _cut(buffer: memoryview) -> Iterator[memoryview]:
+    for step in cycle(_STEPS):
+        if not buffer:
+            return
+        yield buffer[:step]
+        buffer = buffer[step:]
+
+
+def _rest_or_nothing(body: Body, read: int, old: bytes) -> bytes | None:
+    """The rest of the body; None if the store raises `StoreUnavailable`."""
+    assert body.size == len(old)
+    try:
+        return read_unevenly(body, read)
+    except StoreUnavailable:
+        return None
+
+
+class Counted(HashedWhileWritten):
+    """A payload after a front that contains how many of its bytes were hashed."""
+
+    front_bytes = 1024
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = memoryview(payload)
+        self._seen = 0
+
+    def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
+        self._seen = stop if start in (0, self._seen) else -1
+        if out is not None:
+            out[:] = self.payload[start:stop]
+
+    def front(self) -> Buffer:
+        if self._seen == 0:
+            self.hash_and_norm(0, len(self.payload))
+        return f"{self._seen:>{self.front_bytes}}".encode()
+
+
 def _race(store: Store, key: str, offers: list[bytes]) -> list[int]:
-    """All write at once; who won."""
+    """Create one key from many threads at once; returns the winners."""
     gate, winners = Barrier(len(offers)), []
 
     def write(i: int) -> None:
@@ -672,3 +562,108 @@ def _expect_unavailable(store: Store) -> None:
             call()
         assert caught.value.__cause__ is not None
         assert caught.value.retryable
+
+
+def explode(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("the read path unpickled an object of the store")
+
+
+@contextmanager
+def unpickling_forbidden() -> Iterator[None]:
+    """While this is open, every function of `pickle` that loads raises."""
+    with ExitStack() as patches:
+        for module in ("pickle", "_pickle"):
+            for name in ("load", "loads", "Unpickler"):
+                patches.enter_context(patch.object(import_module(module), name, explode))
+        yield
+
+
+# ── other processes ─────────────────────────────────────────────────────────────────────────────────────────────
+
+_READ = """
+import json, sys
+from atoll.registry import open_store
+store = open_store(sys.argv[1])
+print(json.dumps({key: bytes(store.get(key)).hex() for key in store.list()}))
+"""
+
+_WRITE = """
+import sys
+from atoll.registry import open_store
+store = open_store(sys.argv[1])
+store.put(sys.argv[2], bytes.fromhex(sys.argv[4]))
+store.create(sys.argv[3], bytes.fromhex(sys.argv[4]))
+"""
+
+_RACE = """
+import sys, threading
+from atoll.errors import KeyExists
+from atoll.registry import open_store
+store, key, count = open_store(sys.argv[1]), sys.argv[2], int(sys.argv[4])
+try:
+    store.get("warm-up")
+except FileNotFoundError:
+    pass
+gate = threading.Barrier(count + 1)
+def write(i):
+    mine = f"process {sys.argv[3]} writer {i}" * 100
+    gate.wait()
+    try:
+        store.create(key, mine.encode())
+    except KeyExists:
+        return
+    print(mine, flush=True)
+threads = [threading.Thread(target=write, args=(i,)) for i in range(count)]
+for thread in threads: thread.start()
+print("ready", flush=True)
+sys.stdin.readline()
+gate.wait()
+for thread in threads: thread.join()
+"""
+
+
+def read_elsewhere(uri: str, *, environment: Mapping[str, str]) -> dict[str, bytes]:
+    """Every object of the store, as another process sees it."""
+    answer = _finish(_start(_READ, [uri], environment))
+    return {key: bytes.fromhex(value) for key, value in json.loads(answer).items()}
+
+
+def write_elsewhere(uri: str, put: str, create: str, data: bytes, *, environment: Mapping[str, str]) -> None:
+    """`put` one object and `create` another from another process."""
+    _finish(_start(_WRITE, [uri, put, create, data.hex()], environment))
+
+
+def race_of_processes(
+    uri: str, key: str, *, processes: int, threads: int, environment: Mapping[str, str]
+) -> list[bytes]:
+    """Threads of several processes `create` one key at the same moment; returns what the winners wrote."""
+    racers = [_start(_RACE, [uri, key, str(i), str(threads)], environment) for i in range(processes)]
+    try:
+        for racer in racers:
+            assert racer.stdout is not None
+            racer.stdout.readline()
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        return [line.encode() for racer in racers for line in _finish(racer).splitlines()]
+    finally:
+        for racer in racers:
+            racer.kill()
+
+
+def _start(code: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, f"the other process failed:\n{err}"
+    return out

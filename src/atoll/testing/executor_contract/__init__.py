@@ -8,8 +8,8 @@
             return SlurmBench(self.adapter, f"file://{tmp_path}/store", {"partition": "test"})
 
 Each clause E1-E19 (see `atoll.executors.base.Executor`) is one or more methods named for its number that take the bench
-as an argument, so they can also be called directly. They launch real replicas and count them. What cannot be shown for
-a backend is skipped, and the skip says why.
+as an argument, so they can also be called directly. They launch real replicas and count them. A test that needs a hook
+which the bench does not have is skipped, and the skip says why.
 
     E1   planning is pure, deterministic, JSON and secret-free.
     E2   no field is lost: changing a field of `Placement` changes the request or raises `Unsupported`.
@@ -17,13 +17,13 @@ a backend is skipped, and the skip says why.
     E4   a handle survives text, and a fresh executor in another process can use it.
     E5   `status` has ranks 0 to N-1, once each, in order, from the moment `submit` returns.
     E6   return is SUCCEEDED; raise, exit 3 and SIGKILL are FAILED with reason and exit code.
-    E7   `cancel` is quiet before the start, while running, after the end and twice; afterwards nothing runs.
-    E8   a terminal state never changes; what the backend forgot is LOST unless the store knows better.
+    E7   `cancel` raises nothing before the start, while running, after the end and twice; then nothing runs.
+    E8   a terminal state never changes; a forgotten run is LOST unless the store has its outcomes.
     E9   two runs do not see each other.
-    E10  failure at rank k leaves nothing running, or names what is left.
+    E10  a failure at rank k leaves nothing running, or the error names what is left.
     E11  arguments arrive unchanged: nested, unicode, quotes, newlines, 100 kB.
     E12  a replica past its time limit ends FAILED/timeout.
-    E13  `logs` yields lines; an unknown run raises; never a sentence of ours.
+    E13  `logs` yields the replica's lines and no others; an unknown run raises.
     E14  401 403 404 409 429 500 and a time-out become the documented errors, `__cause__` kept.
     E15  without the SDK, import works and construction raises `MissingExtra` naming the extra.
     E16  hostile run names give valid, distinct native names.
@@ -50,7 +50,7 @@ CLAUSES = range(1, 20)
 
 
 class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, TwinClauses):
-    """Clauses E1-E19. Subclasses give `adapter` and `bench`, and close in the fixture what they opened."""
+    """Clauses E1-E19. Subclasses define `adapter` and the fixture `bench`, which closes what it opened."""
 
     adapter: ClassVar[str]
     """`module:Class`, as in the registry."""
@@ -62,8 +62,8 @@ class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, Twin
 
     @pytest.fixture(autouse=True)
     def _own_home(self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Runs of the suite are not remembered among the user's own."""
+        """Keep runs of the suite out of the user's own index of runs."""
         assert bench.path == self.adapter, (
-            f"{type(self).__name__} is about {self.adapter}, its bench about {bench.path}"
+            f"{type(self).__name__} tests {self.adapter}, but its bench builds {bench.path}"
         )
         monkeypatch.setenv("ATOLL_HOME", str(tmp_path / "home"))

@@ -1,4 +1,4 @@
-"""Clauses about how replicas live and end: E5 E6 E7 E8 E12."""
+"""Clauses about the states of replicas: E5 E6 E7 E8 E12."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from atoll.errors import RunNotFound
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.testing import contract_jobs
-from atoll.testing.bench import Bench, assert_ranks, entered, launched, let_go, over, until, words
+from atoll.testing.bench import Bench, assert_ranks, entered, launched, let_go, over, until, verdicts
 
 NO_FAILURE = (Reason.OK, Reason.WAITING, Reason.STARTING, Reason.RESTARTING, Reason.CANCELLED, Reason.LOST)
 
 
 class LifeClauses:
-    """Real replicas that return, raise, exit, are killed, cancelled, forgotten or too slow."""
+    """Replicas that return, raise, exit, are killed or cancelled, pass their time limit, or are forgotten."""
 
     # E5 status has every rank, once, in order, from the moment submit returns
 
@@ -32,7 +32,7 @@ class LifeClauses:
             contract_jobs.let_go(bench.store, run.id)
             until(bench, "the run is over", lambda: _checked(run.executor.status(run.handle), replicas).is_terminal)
 
-    # E6 how a replica ends is how it is told
+    # E6 status and result say how a replica ended
 
     PARTS: ClassVar[dict[str, int]] = {"return": 0, "raise": 1, "sys_exit": 3, "os_exit": 3, "sigkill": 137}
 
@@ -75,13 +75,13 @@ class LifeClauses:
             assert {(r.state, r.reason) for r in status.replicas} == {(ReplicaState.CANCELLED, Reason.CANCELLED)}
             run.executor.cancel(run.handle)
             bench.executor().cancel(run.handle)
-            assert words(run.executor.status(run.handle)) == words(status)
+            assert verdicts(run.executor.status(run.handle)) == verdicts(status)
 
     def test_e07_a_replica_has_its_grace_to_say_farewell(self, bench: Bench) -> None:
         with launched(bench, "hold", 2) as run:
             entered(bench, run)
             run.executor.cancel(run.handle)
-            assert contract_jobs.farewells(bench.store, run.id) == [0, 1], "a replica was ended without its grace"
+            assert contract_jobs.farewells(bench.store, run.id) == [0, 1], "a replica was killed before its grace ended"
 
     def test_e07_a_replica_that_does_not_listen_is_ended_all_the_same(self, bench: Bench) -> None:
         with launched(bench, "hold", 2, args={"stubborn": True}, grace_s=0.2) as run:
@@ -93,7 +93,7 @@ class LifeClauses:
         with launched(bench, "act", 2, args={"parts": ["return", "raise"]}) as run:
             before = over(bench, run)
             run.executor.cancel(run.handle)
-            assert words(bench.executor().status(run.handle)) == words(before)
+            assert verdicts(bench.executor().status(run.handle)) == verdicts(before)
 
     def test_e07_two_cancels_at_once_are_quiet(self, bench: Bench) -> None:
         with launched(bench, "hold", 2) as run, ThreadPoolExecutor(2) as pool:
@@ -102,15 +102,15 @@ class LifeClauses:
                 cancel.result()
                 assert not bench.running(run.id), "something runs after cancel returned"
 
-    # E8 a terminal state never changes; what the backend forgot is LOST, unless the store knows better
+    # E8 a terminal state never changes; a run that the backend forgot is LOST, unless the store has its outcome
 
     def test_e08_a_terminal_state_never_changes(self, bench: Bench) -> None:
         with launched(bench, "act", 3, args={"parts": ["return", "raise", "os_exit"]}) as run:
-            first = words(over(bench, run))
+            first = verdicts(over(bench, run))
             for _ in range(3):
                 list(run.executor.logs(run.handle, 0))
                 run.executor.cancel(run.handle)
-                assert words(bench.executor().status(run.handle)) == first
+                assert verdicts(bench.executor().status(run.handle)) == first
 
     def test_e08_what_the_backend_forgot_is_lost(self, bench: Bench) -> None:
         with launched(bench, "echo", 2) as run:
@@ -140,7 +140,7 @@ class LifeClauses:
             assert [outcome.exit_code for outcome in outcomes] == [0, 3]
             assert outcomes[0].result == "return"
 
-    # E12 a replica past its time limit has failed
+    # E12 a replica past its time limit fails
 
     def test_e12_a_replica_past_its_limit_fails_with_timeout(self, bench: Bench) -> None:
         with launched(bench, "hold", 2, timeout_s=bench.limit_s) as run:
@@ -148,7 +148,7 @@ class LifeClauses:
             assert {(r.state, r.reason) for r in status.replicas} == {(ReplicaState.FAILED, Reason.TIMEOUT)}, status
             assert not bench.running(run.id), "something runs past its time limit"
             reasons = [outcome.reason for outcome in run.result().outcomes]
-            assert reasons == [Reason.TIMEOUT] * 2, "the result gives another reason than the backend"
+            assert reasons == [Reason.TIMEOUT] * 2, "result and backend give different reasons"
 
     def test_e12_nor_does_it_help_not_to_listen(self, bench: Bench) -> None:
         with launched(bench, "hold", args={"stubborn": True}, timeout_s=bench.limit_s, grace_s=0.2) as run:
@@ -176,5 +176,5 @@ def _checked(status: RunStatus, replicas: int) -> RunStatus:
 
 
 def _ended(status: RunStatus, rank: int) -> list[ReplicaStatus]:
-    """The rank, if it is over."""
+    """The status of the rank if it is over, else nothing."""
     return [replica for replica in status.replicas if replica.rank == rank and replica.state.is_terminal]

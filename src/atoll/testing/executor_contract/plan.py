@@ -30,7 +30,7 @@ CHANGES: dict[str, Sequence[Any]] = {
     "secrets": [{"CONTRACT_TOKEN": "nowhere:one"}],
     "rank_env": ["CONTRACT_RANK", "CONTRACT_INDEX"],
 }
-"""For each field of `Placement`, values that must lead to different requests. A field that is not here fails E2."""
+"""For each field of `Placement`, values that must give different requests. E2 fails for a field without values."""
 
 HOSTILE = [
     "a" * 128,
@@ -54,7 +54,7 @@ ODD_VALUE = " spaces \"quotes\" 'single' $HOME `x` \\ ünï 🚀 %s {} = , ; \t|
 
 
 class PlanClauses:
-    """Nothing here needs the backend to be there, except where a run shows that a name or a value got through."""
+    """Plans need no backend; a few tests launch a run to show that a name or a value reaches the replica."""
 
     # E1 planning is pure, deterministic, JSON and secret-free
 
@@ -75,7 +75,7 @@ class PlanClauses:
         plan = plan_of(bench, order(bench, "echo", 2, run_id="planned"))
         assert not bench.running("planned")
         assert list(bench.store.list()) == [], "planning wrote to the store"
-        assert plan_of(bench, order(bench, "echo", 2, run_id="planned")) == plan, "planning twice is not planning once"
+        assert plan_of(bench, order(bench, "echo", 2, run_id="planned")) == plan, "a second plan differs from the first"
 
     def test_e01_planning_asks_nobody(self, bench: Bench) -> None:
         executor = bench.executor()
@@ -94,7 +94,7 @@ class PlanClauses:
 
     @pytest.mark.parametrize("name", [field.name for field in fields(Placement)])
     def test_e02_every_field_reaches_the_request_or_is_refused(self, bench: Bench, name: str) -> None:
-        assert name in CHANGES, f"`Placement.{name}` is new: say in CHANGES which values must differ in a request"
+        assert name in CHANGES, f"`Placement.{name}` is new: add values to CHANGES that must give different requests"
         base = _plan(bench, {})
         assert base is not None, "the bench's own placement is refused"
         requests = [base.request]
@@ -112,9 +112,9 @@ class PlanClauses:
         with launched(bench, "variables", 2, args={"names": names}, **more) as run:
             over(bench, run)
             for rank, found in enumerate(run.result().raise_for_failures().values):
-                told = {"CONTRACT_INDEX": str(rank), "REPLICA_RANK": str(rank), "WORLD_SIZE": "2"}
+                given = {"CONTRACT_INDEX": str(rank), "REPLICA_RANK": str(rank), "WORLD_SIZE": "2"}
                 hidden = {"CONTRACT_TOKEN": bench.secret[1]} if bench.secret else {}
-                assert found == {**env, **told, **hidden}
+                assert found == {**env, **given, **hidden}
 
     def test_e02_restarts_happen_or_are_refused(self, bench: Bench) -> None:
         ordered = order(bench, "fail_once", 2, max_restarts=1)
@@ -130,18 +130,22 @@ class PlanClauses:
 
     def test_e03_a_refusal_lists_every_reason(self, bench: Bench) -> None:
         refused = dict(_refused(bench))
-        assert refused, "this backend takes everything, even a secret from nowhere"
+        assert refused, "this backend accepts every placement, even a secret with an unknown scheme"
         with pytest.raises(Unsupported) as caught:
             plan_of(bench, order(bench, "echo", run_id="refused", **refused))
         for name in refused:
-            assert any(name in problem for problem in caught.value.problems), f"no word about {name}: {caught.value}"
+            assert any(name in problem for problem in caught.value.problems), (
+                f"the error does not mention {name}: {caught.value}"
+            )
 
     def test_e03_a_refused_secret_does_not_hide_the_next(self, bench: Bench) -> None:
         secrets = {"CONTRACT_ONE": "nowhere:1", "CONTRACT_TWO": "nowhere:2"}
         with pytest.raises(Unsupported) as caught:
             plan_of(bench, order(bench, "echo", secrets=secrets))
         for name in secrets:
-            assert any(name in problem for problem in caught.value.problems), f"no word about {name}: {caught.value}"
+            assert any(name in problem for problem in caught.value.problems), (
+                f"the error does not mention {name}: {caught.value}"
+            )
 
     def test_e03_after_a_refusal_nothing_was_started(self, bench: Bench) -> None:
         with pytest.raises(Unsupported):
@@ -210,7 +214,7 @@ def _values(bench: Bench, name: str) -> list[Any]:
 
 
 def _refused(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """For each field with a value this backend does not take, that value."""
+    """For each field with a value that this backend refuses, that value."""
     limits: Capabilities = bench.executor().capabilities
     too_many = [] if limits.max_replicas is None else [limits.max_replicas + 1]
     for name in CHANGES:

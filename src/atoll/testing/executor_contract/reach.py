@@ -1,4 +1,4 @@
-"""Clauses about what gets through, and what does not: handles, other runs, arguments, logs: E4 E9 E11 E13."""
+"""Clauses about handles, separate runs, arguments and logs: E4 E9 E11 E13."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 class ReachClauses:
-    """What one process wrote, another one reads unchanged."""
+    """What one process writes, another process reads unchanged; runs do not affect each other."""
 
     # E4 a handle survives text, and a fresh executor in another process can use it
 
@@ -63,7 +63,7 @@ class ReachClauses:
     # E9 two runs do not see each other
 
     def test_e09_two_runs_do_not_see_each_other(self, bench: Bench) -> None:
-        """Names that begin alike, and end as a rank would: what is found by prefix, or by rank alone, is found out."""
+        """Names with a common prefix and ends like a rank: an adapter that matches by prefix or rank alone fails."""
         names = ["pair", "pair-0", "pair-0-1"]
         with cleared(bench, *names):
             runs = [_say(bench, name).draft(bench.executor(), bench.store_uri).submit() for name in names]

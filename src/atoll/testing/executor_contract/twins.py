@@ -1,4 +1,4 @@
-"""Clauses about starting once and only once: E18 E19."""
+"""Clauses about starting each rank exactly once: E18 E19."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from atoll.testing.bench import (
     let_go,
     order,
 )
-from atoll.testing.other_process import Elsewhere, spread, steps_of_submit, submit_at_once, submit_killed_at
+from atoll.testing.other_process import OtherProcess, spread, steps_of_submit, submit_at_once, submit_killed_at
 
 AT_ONCE = 4
 
 
 class TwinClauses:
-    """Launchers that race, die or never hear the answer. Every process that enters user code is counted."""
+    """Launchers that race, are killed or lose an answer. The suite counts each process that enters user code."""
 
     launchers: int = 16
-    """How many submit one run at the same moment in E18."""
+    """How many launchers submit one run at the same moment in E18."""
     most_steps: int = 12
-    """How many of the steps of a launch are tried in E19: spread over all there are, most of them inside `submit`."""
+    """At how many steps of a launch E19 kills the launcher: spread over all steps, most of them inside `submit`."""
 
     # E18 a lost create answer, or many launchers at once, give exactly N replicas
 
@@ -134,7 +134,7 @@ class TwinClauses:
     def test_e19_a_launcher_killed_while_the_service_works_is_followed_by_the_next(self, bench: Bench) -> None:
         for point in bench.kill_points(2):
             ordered = order(bench, "hold", 2)
-            other = Elsewhere(bench, "submit", order=asdict(ordered), threads=1)
+            other = OtherProcess(bench, "submit", order=asdict(ordered), threads=1)
             try:
                 with cleared(bench, ordered.run_id):
                     other.until_ready()
@@ -145,7 +145,7 @@ class TwinClauses:
                 other.end()
 
     def _finish(self, bench: Bench, ordered: Order, when: str) -> None:
-        """The next launcher finds the run in a state it can name, and brings it to its end."""
+        """The next launcher reads the run's status, submits again, and the run succeeds."""
         store, run_id = bench.store, ordered.run_id
         draft = ordered.draft(bench.executor(), bench.store_uri)
         found = Run(draft.spec, draft.executor, store, journal.read_handle(store, run_id))
@@ -164,6 +164,6 @@ def _replaced(run: Run, placement: dict[str, object]) -> Order:
 
 
 def _found(bench: Bench, ordered: Order) -> Run:
-    """The run, from what its launchers left in the store."""
+    """The run, from the handle in the store."""
     draft = ordered.draft(bench.executor(), bench.store_uri)
     return Run(draft.spec, draft.executor, draft.store, journal.read_handle(draft.store, ordered.run_id))

@@ -1,4 +1,4 @@
-"""Clauses about a service that fails, and about how often it is asked: E10 E14 E17."""
+"""Clauses about a service that fails, and about the number of calls: E10 E14 E17."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from atoll.testing.bench import (
     logged,
     order,
 )
-from atoll.testing.other_process import Elsewhere
+from atoll.testing.other_process import OtherProcess
 
 ERRORS: dict[Fault, type[AtollError]] = {
     Fault.UNAUTHORIZED: AuthError,
@@ -47,11 +47,11 @@ ERRORS: dict[Fault, type[AtollError]] = {
     Fault.BROKEN: BackendUnavailable,
     Fault.SILENT: BackendUnavailable,
 }
-"""What a caller gets to see when a call keeps failing. Exceptions to it are in the tests."""
+"""The error of a call that keeps failing. The tests have the exceptions to this table."""
 
 
 class WireClauses:
-    """A service that refuses, breaks, is throttled or silent. Backends without a service skip most of these."""
+    """A service that refuses, fails, throttles or does not answer. Backends without a service skip most of these."""
 
     # E10 failure at rank k leaves nothing running, or names what is left
 
@@ -63,8 +63,8 @@ class WireClauses:
                 run = draft.submit()
             except BackendError as exc:
                 left = exc.left_running if isinstance(exc, SubmitError) else ()
-                assert not left, f"it could have been stopped: {exc}"
-                assert not bench.running(draft.spec.run_id), f"something runs, and the error does not say so: {exc}"
+                assert not left, f"these could have been stopped: {exc}"
+                assert not bench.running(draft.spec.run_id), f"something runs, and the error does not name it: {exc}"
                 return
             status = wait(lambda: run.executor.status(run.handle), timeout_s=bench.patience_s)
             assert status.replicas[rank].state is not ReplicaState.SUCCEEDED, status
@@ -86,11 +86,11 @@ class WireClauses:
             assert not bench.running(draft.spec.run_id)
 
     def test_e10_an_interrupted_submit_leaves_nothing_running(self, bench: Bench) -> None:
-        """Ctrl-C, when the second of three replicas has just been made."""
+        """Ctrl-C just after the second of three replicas was created."""
         points = bench.kill_points(3)
         point = points[min(3, len(points) - 1)]
         ordered = order(bench, "hold", 3)
-        other = Elsewhere(bench, "submit", order=asdict(ordered), threads=1)
+        other = OtherProcess(bench, "submit", order=asdict(ordered), threads=1)
         try:
             with cleared(bench, ordered.run_id):
                 other.until_ready()
@@ -100,19 +100,19 @@ class WireClauses:
         finally:
             other.end()
 
-    # E14 what a service says becomes an error of ours, with its own as the cause
+    # E14 an error of the service becomes a documented error, with the original as its cause
 
     def test_e14_a_failing_create_is_a_documented_error(self, bench: Bench) -> None:
         faults = bench.need_faults(Call.CREATE)
         for fault in Fault:
-            draft = order(bench, "hold").draft(_hasty(bench, fault), bench.store_uri)
+            draft = order(bench, "hold").draft(_executor_for(bench, fault), bench.store_uri)
             with cleared(bench, draft.spec.run_id):
                 faults.fail(Call.CREATE, fault)
                 error = _error_of(draft.submit, fault)
                 faults.heal()
                 wanted: tuple[type[AtollError], ...] = (ERRORS[fault],)
                 if fault in (Fault.NOT_FOUND, Fault.CONFLICT):
-                    wanted = (BackendError, Conflict, ConfigError)  # nobody can say in general what is missing or taken
+                    wanted = (BackendError, Conflict, ConfigError)  # what is missing or taken depends on the service
                 elif ERRORS[fault] is BackendUnavailable:
                     wanted = (BackendUnavailable, SubmitError)
                 _assert_documented(error, fault, wanted)
@@ -123,7 +123,7 @@ class WireClauses:
         with launched(bench, "hold") as run:
             entered(bench, run)
             for fault in Fault:
-                look = partial(_hasty(bench, fault).status, run.handle)
+                look = partial(_executor_for(bench, fault).status, run.handle)
                 faults.fail(Call.DESCRIBE, fault)
                 if fault is Fault.NOT_FOUND:
                     assert look().replicas[0].state is ReplicaState.LOST
@@ -139,8 +139,8 @@ class WireClauses:
             for fault in Fault:
                 faults.fail(Call.STOP, fault)
                 try:
-                    _hasty(bench, fault).cancel(run.handle)
-                except Exception as exc:  # noqa: BLE001  judged below
+                    _executor_for(bench, fault).cancel(run.handle)
+                except Exception as exc:  # noqa: BLE001  checked below
                     _assert_documented(exc, fault, (BackendError,) if fault is Fault.NOT_FOUND else (ERRORS[fault],))
                 else:
                     assert not bench.running(run.id), f"cancel was quiet about {fault}, and something still runs"
@@ -151,7 +151,7 @@ class WireClauses:
         with launched(bench, "say", args={"lines": ["here"]}) as run:
             logged(bench, run, 0, ["here"])
             for fault in Fault:
-                read = partial(_read, _hasty(bench, fault), run.handle)
+                read = partial(_read, _executor_for(bench, fault), run.handle)
                 faults.fail(Call.LOG, fault)
                 if fault is not Fault.NOT_FOUND:
                     _assert_documented(_error_of(read, fault), fault, (ERRORS[fault],))
@@ -182,8 +182,8 @@ class WireClauses:
             assert made <= most, f"status of {replicas} replicas took {made} calls, and {most} would do"
 
 
-def _hasty(bench: Bench, fault: Fault) -> Executor:
-    """A fresh adapter that will not try for long where trying again is what it does."""
+def _executor_for(bench: Bench, fault: Fault) -> Executor:
+    """A new adapter; with short retries if the adapter retries after this fault."""
     return bench.executor(**bench.impatient) if ERRORS[fault] is BackendUnavailable else bench.executor()
 
 
@@ -192,16 +192,16 @@ def _read(executor: Executor, handle: RunHandle) -> list[str]:
 
 
 def _error_of(call: Callable[[], object], fault: Fault) -> Exception:
-    """What the call raises; an assertion fails if that is nothing."""
+    """The exception that the call raises. Fails if it raises none."""
     try:
         call()
-    except Exception as exc:  # noqa: BLE001  judged by the caller
+    except Exception as exc:  # noqa: BLE001  checked by the caller
         return exc
-    raise AssertionError(f"the service said {fault}, and the caller was told nothing")
+    raise AssertionError(f"the service failed with {fault}, and the call raised nothing")
 
 
 def _assert_documented(error: Exception, fault: Fault, wanted: tuple[type[AtollError], ...]) -> None:
-    """One of our errors, whose chain of causes ends in the service's own."""
+    """Assert that this is one of the wanted errors, and that its chain of causes ends in the service's own error."""
     assert isinstance(error, wanted), f"{fault} became {type(error).__qualname__}: {error}"
     if isinstance(error, BackendUnavailable):
         assert error.retryable
@@ -212,6 +212,6 @@ def _assert_documented(error: Exception, fault: Fault, wanted: tuple[type[AtollE
 
 
 def _stop(bench: Bench, plan: Plan) -> None:
-    """Adopt what is left of a submit that failed, and cancel it."""
+    """Adopt the jobs that a failed submit left, and cancel them."""
     executor = bench.executor()
     executor.cancel(executor.submit(plan))

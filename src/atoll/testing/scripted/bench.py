@@ -18,7 +18,7 @@ from atoll.testing.scripted.wire import ScriptedServer
 
 @dataclass
 class ScriptedBench(Bench):
-    """The scripted executor, a cloud of its own behind it, and a store in a folder of the test."""
+    """The scripted executor with its own scripted service, and a store in a folder of the test."""
 
     service: ScriptedService = field(default_factory=ScriptedService)
 
@@ -47,7 +47,7 @@ class ScriptedBench(Bench):
         return [*self.service.unfinished(run_id, self.store_uri), *super().running(run_id)]
 
     def kill_replica(self, run_id: str, rank: int) -> None:
-        """The whole machine goes: not even the container's first process has a last word."""
+        """Kill the container's first process, as if the machine had failed: nothing can report."""
         os.kill(self.service.container(run_id, self.store_uri, rank), signal.SIGKILL)
 
     def forget(self, handle: RunHandle) -> None:

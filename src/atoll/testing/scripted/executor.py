@@ -1,30 +1,20 @@
-"""ScriptedExecutor: the adapter of the scripted cloud. It keeps the whole contract over a wire that fails on cue.
+"""ScriptedExecutor: the adapter of the scripted cloud. It passes the whole contract although the service fails.
 
-It is small, and does what an adapter of a real service has to do, so it is also an example to write one from: pure
-building first, then the five verbs, each vendor error translated at the call.
-
-One task of the scripted cloud: a container, which here is a process and whatever it starts.
+It is also an example for new adapters: it does what the adapter of a real service has to do. Pure functions build the
+requests, the five verbs send them, and `_call` translates each error of the vendor.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
-from threading import Event
 from typing import Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
-from atoll.context import GRACE, RUN_ID, STORE, RunContext, rank_environment
+from atoll.context import GRACE, RunContext, rank_environment
 from atoll.errors import (
     AtollError,
     AuthError,
@@ -44,134 +34,6 @@ from atoll.handle import RunHandle
 from atoll.names import native_name
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
-from atoll.testing.bench import processes_with
-
-_TICK_S = 0.01
-_MARK = "SCRIPTED_CONTAINER"
-
-
-class Task:
-    """Queued, Running, then Succeeded, Failed, Stopped or TimedOut. `run` is the body of a thread."""
-
-    def __init__(self, rank: int, body: Mapping[str, Any], environment: Mapping[str, str], folder: Path) -> None:
-        self.rank = rank
-        self._body, self._environment = body, environment
-        self._folder = folder / f"{rank}"
-        self._state, self._attempt = "Queued", 0
-        self._exit_code: int | None = None
-        self._stop, self._killed = Event(), Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started_at: float | None = None
-        self._ended_at: float | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._state in ("Succeeded", "Failed", "Stopped", "TimedOut")
-
-    @property
-    def pid(self) -> int | None:
-        """The first process of the container, while it lives."""
-        process = self._process
-        return process.pid if process is not None and process.returncode is None else None
-
-    def is_of(self, run_id: str, store_uri: str) -> bool:
-        return (self._environment[RUN_ID], self._environment[STORE]) == (run_id, store_uri)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "state": self._state,
-            "exit_code": self._exit_code,
-            "attempt": self._attempt,
-            "started_at": self._started_at,
-            "ended_at": self._ended_at,
-        }
-
-    def stop(self) -> None:
-        """Ask it to end; it has its grace to do so."""
-        self._stop.set()
-
-    def kill(self) -> None:
-        """End it now."""
-        self._killed.set()
-        self._stop.set()
-
-    def log(self, start: int) -> tuple[str, int]:
-        """Whole lines of the newest attempt from byte `start` on (the rest once it is over), and where they end."""
-        is_over = self.is_over  # before reading: what is written after this is read next time
-        try:
-            data = self._log_path().read_bytes()[start:]
-        except FileNotFoundError:
-            return "", start
-        if not is_over:
-            data = data[: data.rfind(b"\n") + 1]
-        return data.decode("utf-8", "backslashreplace"), start + len(data)
-
-    def run(self, admits: Event) -> None:
-        """Live: wait in the queue, run, run again if that is allowed, and end."""
-        while not admits.wait(_TICK_S):
-            if self._stop.is_set():
-                break
-        self._started_at = time.time()
-        limit_at = time.monotonic() + float(self._body["max_runtime_s"])
-        verdict = "Stopped"
-        while not self._stop.is_set():
-            verdict = self._attempt_once(limit_at)
-            if verdict != "Failed" or self._attempt >= int(self._body["max_restarts"]) or self._stop.is_set():
-                break
-            self._attempt += 1
-        self._ended_at = time.time()
-        self._state = verdict
-
-    def _attempt_once(self, limit_at: float) -> str:
-        mark = uuid.uuid4().hex
-        process = self._process = self._start(mark)
-        self._state = "Running"
-        asked, kill_at = "", float("inf")
-        while process.poll() is None:
-            now = time.monotonic()
-            if not asked and (self._stop.is_set() or now >= limit_at):
-                asked = "Stopped" if self._stop.is_set() else "TimedOut"
-                process.send_signal(signal.SIGTERM)
-                kill_at = now + float(self._body["stop_grace_s"])
-            if now >= kill_at or self._killed.is_set():
-                process.kill()
-            time.sleep(_TICK_S)
-        _clear(mark)
-        code = process.returncode
-        self._exit_code = code if code >= 0 else 128 - code
-        return "Succeeded" if code == 0 else asked or "Failed"
-
-    def _start(self, mark: str) -> subprocess.Popen[bytes]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "REPLICA_"))}
-        environment = {**clean, **self._environment, _MARK: mark, "TMPDIR": str(self._folder)}
-        path = self._log_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *self._body["command"]],
-                env=environment,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def _log_path(self) -> Path:
-        return self._folder / f"{self._attempt}.log"
-
-
-def _clear(mark: str) -> None:
-    """A container ends with its first process: whatever else it started goes now."""
-    while left := processes_with({_MARK: mark}):
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.001)
-
 
 CAPABILITIES = Capabilities(
     code=frozenset({"image", "bundle"}),
@@ -190,7 +52,7 @@ STATES: dict[str, tuple[ReplicaState, Reason]] = {
 }
 _TRIES = 3
 _LATE_S = 5.0
-"""What the service gives a container beyond the grace of its replica."""
+"""Time that the service gives a container beyond the grace of its replica."""
 _STOP_S = 60.0
 _POLL_S = 0.02
 
@@ -232,7 +94,7 @@ class ScriptedExecutor:
             except BaseException as exc:
                 if not _is_definite(exc):
                     made.append(body["name"])
-                self._undo(plan.run_id, made, adopted, exc)
+                self._roll_back(plan.run_id, made, adopted, exc)
                 raise
             (made if is_new else adopted).append(body["name"])
         return RunHandle(self.name, self._endpoint, plan.request["label"], plan.replicas)
@@ -257,13 +119,13 @@ class ScriptedExecutor:
     # ── asking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _call(self, verb: str, operation: str, **body: Any) -> dict[str, Any]:
-        """One call to the service; its errors become ours here and nowhere else."""
+        """One call to the service. Only this method translates errors of the SDK."""
         what = f"{operation} `{body.get('name') or body.get('label')}`"
         with translating(self._errors, what, executor=self.name, operation=operation):
             return dict(self._client.call(verb, **body))
 
     def _jobs(self, handle: RunHandle) -> list[dict[str, Any]]:
-        """Every job of the run; none if the service has forgotten it."""
+        """Every job of the run; none if the service does not know the run."""
         found: list[dict[str, Any]] = []
         page: int | None = 0
         while page is not None:
@@ -300,7 +162,7 @@ class ScriptedExecutor:
     # ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────
 
     def _create(self, run_id: str, body: dict[str, Any]) -> bool:
-        """Create the job. False if an earlier submit had made it; one whose answer was lost counts as new."""
+        """Create the job. False if an earlier submit created it; a job whose answer was lost counts as new."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 self._call("create", "submit", **body)
@@ -316,11 +178,11 @@ class ScriptedExecutor:
                     return not is_taken or tries_left < _TRIES - 1
                 if is_taken or not tries_left:
                     raise
-        raise InternalError("a last try neither ended nor raised")
+        raise InternalError("the last try neither returned nor raised")
 
-    def _undo(self, run_id: str, made: Sequence[str], adopted: Sequence[str], why: BaseException) -> None:
-        """Stop what this submit may have made. Raises `SubmitError` if that was something, or something is left."""
-        left = list(adopted)  # another launcher's: not ours to stop
+    def _roll_back(self, run_id: str, made: Sequence[str], adopted: Sequence[str], why: BaseException) -> None:
+        """Stop the jobs that this submit may have created. Raises `SubmitError` if there were any, or some are left."""
+        left = list(adopted)  # jobs of another launcher; this submit does not stop them
         for name in made:
             try:
                 self._stop_all(partial(self._at_most_one, name), name)
@@ -333,19 +195,19 @@ class ScriptedExecutor:
         present = self._described(name)
         return [] if present is None else [present]
 
-    def _stop_all(self, look: Callable[[], list[dict[str, Any]]], what: str) -> None:
-        """Ask every job that is not over to stop, then watch until all are."""
-        for job in look():
+    def _stop_all(self, find: Callable[[], list[dict[str, Any]]], what: str) -> None:
+        """Stop every job that is not over, and wait until all are."""
+        for job in find():
             if not _is_over(job):
                 self._stop(job["name"])
         deadline, pauses = Deadline(_STOP_S, self._clock), backoff(_POLL_S, cap_s=1.0)
-        while not all(map(_is_over, look())):
+        while not all(map(_is_over, find())):
             if deadline.is_past:
                 raise BackendError(f"`{what}` does not stop", executor=self.name, operation="cancel")
             deadline.sleep(next(pauses))
 
     def _stop(self, name: str) -> None:
-        """Ask one job to stop. Quiet if it is over or gone, and that is seen to be true."""
+        """Stop one job. No error if a second look shows that the job is over or deleted."""
         try:
             self._call("stop", "cancel", name=name)
         except BackendError as exc:
@@ -378,10 +240,10 @@ def creates(context: RunContext, placement: Placement, label: str, group: bool) 
         "secrets": {name: reference.partition(":")[2] for name, reference in placement.secrets.items()},
     }
     if group:
-        yield _tokened({**whole, "name": label, "tasks": tasks})
+        yield _with_token({**whole, "name": label, "tasks": tasks})
     else:
         for task in tasks:
-            yield _tokened({**whole, "name": task_name(label, task["rank"]), "tasks": [task]})
+            yield _with_token({**whole, "name": task_name(label, task["rank"]), "tasks": [task]})
 
 
 def task_name(label: str, rank: Any) -> str:
@@ -389,9 +251,9 @@ def task_name(label: str, rank: Any) -> str:
 
 
 def replica_status(rank: int, found: tuple[dict[str, Any], dict[str, Any]] | None) -> ReplicaStatus:
-    """What the service says about one rank, in our words."""
+    """The status of one rank from the service's job and task."""
     if found is None:
-        return ReplicaStatus(rank, ReplicaState.LOST, Reason.LOST, "the service has no such job any more")
+        return ReplicaStatus(rank, ReplicaState.LOST, Reason.LOST, "the service no longer has this job")
     job, task = found
     state, reason = STATES[task["state"]]
     code = task["exit_code"]
@@ -410,8 +272,8 @@ def replica_status(rank: int, found: tuple[dict[str, Any], dict[str, Any]] | Non
     )
 
 
-def _tokened(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with a token that tells our own job from another of the same name."""
+def _with_token(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with a token that distinguishes this job from another job of the same name."""
     text = json.dumps(body, sort_keys=True).encode()
     return {**body, "token": hashlib.sha256(text).hexdigest()}
 
@@ -421,7 +283,7 @@ def _is_over(job: dict[str, Any]) -> bool:
 
 
 def _is_definite(exc: BaseException) -> bool:
-    """Whether a create that ended so has surely made nothing."""
+    """Whether a create that failed with this error has surely created nothing."""
     return isinstance(exc, ConfigError) or (isinstance(exc, BackendError) and not exc.retryable)
 
 

@@ -1,14 +1,20 @@
-"""ScriptedService: a small cloud in memory that runs containers as real processes of this machine, and fails on cue.
+"""ScriptedService: a small cloud in memory that runs containers as real processes and injects scripted faults.
 
-It knows jobs; a job has one or several tasks, each with a rank and variables of its own. Calls are plain dictionaries,
-as on a wire: `create`, `describe`, `list`, `stop`, `log`. Stopping takes time, names have a rule and stay taken,
-secrets come from its own vault, and each task is kept to its time limit. `scripted_wire` puts it on a socket.
+A job has one or several tasks, each with its own rank and variables. Calls take and return plain dictionaries:
+`create`, `describe`, `list`, `stop`, `log`. Stopping takes time, names follow a rule and stay taken, secrets come from
+the service's own vault, and the service enforces time limits. `atoll.testing.scripted.wire` serves it on a socket.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 import tempfile
+import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,16 +23,18 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
-from atoll.testing.bench import Call, Fault
-from atoll.testing.scripted.executor import Task
+from atoll.context import RUN_ID, STORE
+from atoll.testing.bench import Call, Fault, processes_with
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 PAGE = 100
+_TICK_S = 0.01
+_MARK = "SCRIPTED_CONTAINER"
 _CALLS = {"create": Call.CREATE, "describe": Call.DESCRIBE, "list": Call.DESCRIBE, "stop": Call.STOP, "log": Call.LOG}
 
 
 class Refusal(Exception):
-    """An answer that is not what the caller hoped for."""
+    """An error answer with an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,7 +47,7 @@ class Silence(Exception):
 
 @dataclass
 class _Rule:
-    """A fault or an action, and which calls it meets."""
+    """A fault or an action, and the calls at which it happens."""
 
     call: Call
     nth: int
@@ -67,7 +75,7 @@ class _Job:
 
 
 class ScriptedService:
-    """The cloud. `close` ends whatever it runs."""
+    """The cloud. `close` ends every container."""
 
     calls: frozenset[Call] = frozenset(Call)
 
@@ -86,7 +94,7 @@ class ScriptedService:
     # ── the calls ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def answer(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One call: counted, met by scripted faults before or after its effect, and served."""
+        """Count and serve one call, with scripted faults before or after its effect."""
         handlers = {
             "create": self._create,
             "describe": self._describe,
@@ -170,7 +178,7 @@ class ScriptedService:
     def on(
         self, call: Call, act: Callable[[], None], *, nth: int = 1, times: int | None = 1, after_effect: bool = False
     ) -> None:
-        """Do something at such calls, before or after their effect."""
+        """Call `act` at such calls, before or after their effect."""
         with self._lock:
             self._rules.append(_Rule(call, nth, times, after_effect, act))
 
@@ -179,7 +187,7 @@ class ScriptedService:
             self._rules.clear()
 
     def forget(self, label: str) -> None:
-        """Lose every trace of the jobs with this label."""
+        """Delete all jobs with this label."""
         with self._lock:
             self._jobs = {name: job for name, job in self._jobs.items() if job.label != label}
 
@@ -196,7 +204,7 @@ class ScriptedService:
         return next(task.pid for task in tasks if task.is_of(run_id, store_uri) and task.pid is not None)
 
     def close(self) -> None:
-        """End every process, and give the folder back."""
+        """End every process, and delete the folder."""
         self.heal()
         self.admits.set()
         for job in list(self._jobs.values()):
@@ -218,3 +226,126 @@ class ScriptedService:
         for rule in met:
             if rule.after_effect:
                 rule.act()
+
+
+class Task:
+    """One container: Queued, Running, then Succeeded, Failed, Stopped or TimedOut. `run` is the body of a thread."""
+
+    def __init__(self, rank: int, body: Mapping[str, Any], environment: Mapping[str, str], folder: Path) -> None:
+        self.rank = rank
+        self._body, self._environment = body, environment
+        self._folder = folder / f"{rank}"
+        self._state, self._attempt = "Queued", 0
+        self._exit_code: int | None = None
+        self._stop, self._killed = Event(), Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._state in ("Succeeded", "Failed", "Stopped", "TimedOut")
+
+    @property
+    def pid(self) -> int | None:
+        """The first process of the container, while it lives."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    def is_of(self, run_id: str, store_uri: str) -> bool:
+        return (self._environment[RUN_ID], self._environment[STORE]) == (run_id, store_uri)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "state": self._state,
+            "exit_code": self._exit_code,
+            "attempt": self._attempt,
+            "started_at": self._started_at,
+            "ended_at": self._ended_at,
+        }
+
+    def stop(self) -> None:
+        """Request the end; the container has its grace to exit."""
+        self._stop.set()
+
+    def kill(self) -> None:
+        """End it now."""
+        self._killed.set()
+        self._stop.set()
+
+    def log(self, start: int) -> tuple[str, int]:
+        """Whole lines of the newest attempt from byte `start` on (the rest once it is over), and where they end."""
+        is_over = self.is_over  # before reading: what is written later is read by the next call
+        try:
+            data = self._log_path().read_bytes()[start:]
+        except FileNotFoundError:
+            return "", start
+        if not is_over:
+            data = data[: data.rfind(b"\n") + 1]
+        return data.decode("utf-8", "backslashreplace"), start + len(data)
+
+    def run(self, admits: Event) -> None:
+        """Wait in the queue, run, restart if allowed, and end."""
+        while not admits.wait(_TICK_S):
+            if self._stop.is_set():
+                break
+        self._started_at = time.time()
+        limit_at = time.monotonic() + float(self._body["max_runtime_s"])
+        verdict = "Stopped"
+        while not self._stop.is_set():
+            verdict = self._attempt_once(limit_at)
+            if verdict != "Failed" or self._attempt >= int(self._body["max_restarts"]) or self._stop.is_set():
+                break
+            self._attempt += 1
+        self._ended_at = time.time()
+        self._state = verdict
+
+    def _attempt_once(self, limit_at: float) -> str:
+        mark = uuid.uuid4().hex
+        process = self._process = self._start(mark)
+        self._state = "Running"
+        stop_state, kill_at = "", float("inf")
+        while process.poll() is None:
+            now = time.monotonic()
+            if not stop_state and (self._stop.is_set() or now >= limit_at):
+                stop_state = "Stopped" if self._stop.is_set() else "TimedOut"
+                process.send_signal(signal.SIGTERM)
+                kill_at = now + float(self._body["stop_grace_s"])
+            if now >= kill_at or self._killed.is_set():
+                process.kill()
+            time.sleep(_TICK_S)
+        _clear(mark)
+        code = process.returncode
+        self._exit_code = code if code >= 0 else 128 - code
+        return "Succeeded" if code == 0 else stop_state or "Failed"
+
+    def _start(self, mark: str) -> subprocess.Popen[bytes]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "REPLICA_"))}
+        environment = {**clean, **self._environment, _MARK: mark, "TMPDIR": str(self._folder)}
+        path = self._log_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *self._body["command"]],
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _log_path(self) -> Path:
+        return self._folder / f"{self._attempt}.log"
+
+
+def _clear(mark: str) -> None:
+    """A container ends with its first process: kill the others that it started."""
+    while left := processes_with({_MARK: mark}):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.001)

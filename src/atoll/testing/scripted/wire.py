@@ -13,7 +13,7 @@ from atoll.testing.scripted.service import Refusal, ScriptedService, Silence
 
 
 class ServiceError(Exception):
-    """The service answered, and it was no."""
+    """The service answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -41,7 +41,7 @@ class NoAnswer(Exception):
 
 
 class ScriptedClient:
-    """One call, one connection. Raises the errors above, and knows nothing of ours."""
+    """One connection for each call. Raises the errors above, and none of Atoll's."""
 
     def __init__(self, endpoint: str, *, timeout_s: float) -> None:
         self._endpoint, self._timeout_s = endpoint, timeout_s
@@ -69,7 +69,7 @@ def _error(status: int, message: str) -> ServiceError:
 
 
 class ScriptedServer:
-    """Puts a service on a free port. `close` takes it off again."""
+    """Serves a service on a free port until `close`."""
 
     def __init__(self, service: ScriptedService) -> None:
         self._closing = Event()
@@ -110,7 +110,7 @@ def _handler(service: ScriptedService, closing: Event) -> type[BaseHTTPRequestHa
                 self.end_headers()
                 self.wfile.write(data)
             except OSError:
-                pass  # the caller is gone: it was killed, or lost patience
+                pass  # the caller was killed, or its timeout ended
 
         def log_message(self, *_: object) -> None:
             pass
