@@ -20,7 +20,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 setup: $(READY)
 
-$(READY): requirements-dev.lock pyproject.toml hatch_build.py src/atoll/_passes_native.c src/atoll/rounds/_native.c
+$(READY): requirements-dev.lock pyproject.toml hatch_build.py src/atoll/kernels/_fused.c src/atoll/kernels/_native.c
 	@echo "setting up $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock

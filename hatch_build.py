@@ -18,7 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-SOURCES = ("src/atoll/_passes_native.c", "src/atoll/rounds/_native.c")
+SOURCES = ("src/atoll/kernels/_fused.c", "src/atoll/kernels/_native.c")
 FLAGS = ("-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
 
 

@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from atoll._compiled import NotUsable
-from atoll.rounds import kernels, native
-from atoll.rounds.codec import codec, codec_names
+from atoll import kernels
+from atoll.kernels import native
+from atoll.kernels.native import NotUsable
+from atoll.rounds.codecs.base import codec, codec_names
 from atoll.rounds.outer import OuterRule, outer_step
 from atoll.rounds.reduce import Accumulator, Coefficients
 

@@ -4,6 +4,8 @@ All of it interleaved in one run; ratios are what counts. Every result is checke
 
     python benchmarks/exchange.py [--replicas 2,4,8] [--mib 64,256] [--repeat 9] [--only walls,memory,cpu,latency]
 
+Our arms have `Tuning(keep_freed_memory=True)`; `--default-allocator` leaves that off.
+
 Files, and what the server has, are in a tmpfs with large pages, mounted for this run only; that takes root. New files
 in a tmpfs as it comes, with pages of 4 KiB, have a row of their own.
 
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -38,7 +41,7 @@ SMALLEST_MIB = 64
 
 
 @dataclass(frozen=True)
-class Asked:
+class StopReason:
     replicas: list[int]
     mib: list[int]
     repeat: int
@@ -47,25 +50,26 @@ class Asked:
     plain: Path | None
     """A folder without large pages, if the other one has them."""
     is_wired: bool
+    tuning: dict[str, Any]
 
 
-def walls(asked: Asked) -> Iterator[Row]:
+def walls(asked: StopReason) -> Iterator[Row]:
     """Wall, CPU, bytes and requests of every way to average, for each N and size."""
     for replicas in asked.replicas:
         for mib in asked.mib:
             with _scratch(asked) as (folder, server), _small(asked) as plain:
-                yield from wall_rows(folder, plain, server, replicas, mib, asked.repeat)
+                yield from wall_rows(folder, plain, server, replicas, mib, asked.repeat, asked.tuning)
 
 
-def memory(asked: Asked) -> Iterator[Row]:
+def memory(asked: StopReason) -> Iterator[Row]:
     """Peak of the resident memory over the two arrays, at two sizes."""
     replicas = min(max(asked.replicas), 4)
     for mib in sorted({min(asked.mib), max(asked.mib)}):
         with _scratch(asked) as (folder, server):
-            yield from memory_rows(folder, server, replicas, mib)
+            yield from memory_rows(folder, server, replicas, mib, asked.tuning)
 
 
-def cpu(asked: Asked) -> Iterator[Row]:
+def cpu(asked: StopReason) -> Iterator[Row]:
     """Client CPU per GB of one stream against a bare socket."""
     for body_mib, count in ((64, 4), (16, 16), (4, 64)) if max(asked.mib) >= 64 else ((1, 2),):
         with _scratch(asked) as (_, server):
@@ -74,13 +78,14 @@ def cpu(asked: Asked) -> Iterator[Row]:
             yield from cpu_rows(server, body_mib, count, asked.repeat)
 
 
-def latency(asked: Asked) -> Iterator[Row]:
+def latency(asked: StopReason) -> Iterator[Row]:
     """A store that is 100 ms away and gives 100 MB/s to each connection."""
     if asked.is_wired:
-        yield from latency_rows(asked.folder, min(max(asked.replicas), 4), min(min(asked.mib), 64), asked.repeat)
+        replicas, mib = min(max(asked.replicas), 4), min(min(asked.mib), 64)
+        yield from latency_rows(asked.folder, replicas, mib, asked.repeat, asked.tuning)
 
 
-SECTIONS: dict[str, Callable[[Asked], Iterator[Row]]] = {
+SECTIONS: dict[str, Callable[[StopReason], Iterator[Row]]] = {
     "walls": walls, "memory": memory, "cpu": cpu, "latency": latency,
 }  # fmt: skip
 
@@ -88,7 +93,7 @@ SECTIONS: dict[str, Callable[[Asked], Iterator[Row]]] = {
 class _scratch:  # noqa: N801 - used like a function
     """A fresh folder in memory, and a server in it if there can be one."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: StopReason) -> None:
         self._asked, self._open = asked, ExitStack()
 
     def __enter__(self) -> tuple[Path, WireServer | None]:
@@ -102,7 +107,7 @@ class _scratch:  # noqa: N801 - used like a function
 
 
 @contextmanager
-def _small(asked: Asked) -> Iterator[Path | None]:
+def _small(asked: StopReason) -> Iterator[Path | None]:
     """A fresh folder in memory without large pages, if the other one has them."""
     if asked.plain is None:
         yield None
@@ -119,6 +124,9 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SECTIONS))
     parser.add_argument(
         "--folder", type=Path, default=Path("/dev/shm"), help="where files are; in memory, or it is slow"
+    )
+    parser.add_argument(
+        "--default-allocator", action="store_true", help="as `Tuning()`, without `keep_freed_memory=True`"
     )
     parser.add_argument("--markdown", type=Path, help="write the rows here as a table")
     parser.add_argument("--json", type=Path, help="write the rows here too")
@@ -140,7 +148,8 @@ def main() -> int:
         if trouble:
             print(f"{trouble}, so files have the pages of {given.folder}", flush=True)
         plain = Path(folder) if trouble is None else None
-        asked = Asked(given.replicas, given.mib, given.repeat, given.only, large, plain, missing is None)
+        tuning = {"keep_freed_memory": not given.default_allocator}
+        asked = StopReason(given.replicas, given.mib, given.repeat, given.only, large, plain, missing is None, tuning)
         for name in given.only:
             for row in SECTIONS[name](asked):
                 rows.append(row)

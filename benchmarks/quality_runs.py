@@ -21,11 +21,11 @@ from quality_store import LinkedContext
 from torch import Tensor
 
 import atoll
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 from atoll.rounds.quorum import Quorum
-from atoll.training.feed import Feed
+from atoll.training.inner import Feed
 
-OFTEN = Tuning(poll_first_s=0.01, poll_cap_s=0.03)
+OFTEN = Tuning(poll_first_s=0.01, poll_cap_s=0.03, keep_freed_memory=True)
 """Rounds of half a second are looked after more often than those of minutes, for which the usual pauses are made."""
 
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from train_gpt import CONTEXT, GPT, batches, learning_rate, validation_loss
 
 import atoll
-from atoll.training.feed import Feed
+from atoll.training.inner import Feed
 
 REPLICAS, ROUNDS, INNER_STEPS, BATCH, PEAK_LR = 4, 50, 20, 8, 2e-3
 STEPS = ROUNDS * INNER_STEPS

@@ -27,7 +27,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """ATOLL_HOME in a temporary folder; at the end of each test no process of it may be alive."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("ATOLL_HOME", str(home))
-    for name in (*RESERVED, "ATOLL_DEBUG"):
+    for name in (*RESERVED, "ATOLL_DEBUG", "ATOLL_LOG"):
         monkeypatch.delenv(name, raising=False)
     yield home
     left = [(pid, label) for pid, label in processes.labelled() if label.startswith(f"{home}{os.sep}")]

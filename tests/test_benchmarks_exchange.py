@@ -102,7 +102,7 @@ def test_an_unknown_section_is_refused(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--only", "wals"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "there are walls, memory, cpu, latency" in done.stderr
+    assert "walls, memory, cpu, latency" in done.stderr
 
 
 def test_a_wrong_result_is_found(tmp_path):
@@ -115,7 +115,7 @@ def test_a_wrong_result_is_found(tmp_path):
     check(seat, 1, is_sum=True)
     check(Seat(1, 3, updates[1], total / np.float32(3), tmp_path), 1, is_sum=False)
     seat.out[2999] += 1
-    with pytest.raises(AssertionError, match="rank 1: wrong result"):
+    with pytest.raises(AssertionError, match="rank 1"):
         check(seat, 1, is_sum=True)
 
 
@@ -148,7 +148,7 @@ class TestWireServer(StoreContract):
 
     @pytest.fixture
     def new_store(self, server: WireServer, tmp_path: Path, monkeypatch) -> NewStore:
-        from atoll.stores.cloud import CloudStore
+        from atoll.stores.cloud.store import CloudStore
 
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wire")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wire")
@@ -168,4 +168,6 @@ child.communicate()
 
 @pytest.mark.process
 def test_a_folder_in_memory_can_be_removed_while_somebody_is_still_in_it(tmp_path):
-    subprocess.run([sys.executable, "-c", PAGES_IN_USE, str(tmp_path / "large")], cwd=BENCHMARKS, check=True)
+    folder = tmp_path / "large"
+    subprocess.run([sys.executable, "-c", PAGES_IN_USE, str(folder)], cwd=BENCHMARKS, check=True)
+    assert not folder.exists()

@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 OWN_TESTS = {
     "docs/adding-an-executor.md": "tests/contract/test_adding_an_executor.py",
     "docs/adding-a-store.md": "tests/contract/test_adding_a_store.py",
-    "docs/training.md": "tests/training/test_training_docs.py",
+    "docs/training.md": "tests/numerics/test_training_docs.py",
     "docs/configuration.md": "tests/cli/test_docs_pages.py",
 }
 """Pages whose Python belongs together, and the test that runs it."""
@@ -98,3 +98,12 @@ def test_python_in_the_docs_runs(name, source, tmp_path):
     script.write_text(source)
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_concept_has_one_picture_and_a_link_to_the_code():
+    _, *sections = (ROOT / "docs" / "concepts.md").read_text().split("\n## ")
+    titles = [section.partition("\n")[0] for section in sections]
+    assert titles == ["Run", "Replica", "Round", "Offer", "Commit", "Participants", "Fragment", "Store layout"]
+    for title, section in zip(titles, sections, strict=True):
+        assert section.count("```mermaid\n") == 1, title
+        assert "](../src/atoll/" in section, title

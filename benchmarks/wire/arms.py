@@ -14,13 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.rounds.client import RoundClient
+from atoll.rounds.context import Tuning
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
-from atoll.rounds.vectors import Parts
+from atoll.rounds.layout import ArrayVector, Layout
 from atoll.stores.base import Store
-from atoll.stores.cloud import CloudStore
-from atoll.stores.file import FileStore
+from atoll.stores.cloud.store import CloudStore
+from atoll.stores.file.store import FileStore
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Ours:
             layouts=[layout], codec_name="fp32", tuning=Tuning(**seat.tuning), **options,
         )  # fmt: skip
         self._client.join([memoryview(np.zeros(seat.update.size, dtype=np.uint8))])
-        self._update, self._out = Parts([seat.update]), Parts([seat.out])
+        self._update, self._out = ArrayVector([seat.update]), ArrayVector([seat.out])
 
     def prepare(self, round_no: int) -> None:
         self._seat.out.fill(np.nan)

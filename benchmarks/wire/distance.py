@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from wire.report import Row, median
 from wire.server import WireServer
@@ -14,14 +15,14 @@ from wire.walls import ideal_down
 LATENCY_S, BYTES_PER_S = 0.1, 100e6
 
 
-def latency_rows(parent: Path, replicas: int, mib: int, repeat: int) -> Iterator[Row]:
+def latency_rows(parent: Path, replicas: int, mib: int, repeat: int, tuning: dict[str, Any]) -> Iterator[Row]:
     """The same exchange near and far, in turn."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         here = Path(folder)
         near, far = WireServer(here / "near"), WireServer(here / "far", latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S)
         with near, far:
             endpoints = {"wire": near.uri("near"), "slow": far.uri("far")}
-            with Team(Plan(replicas, mib << 18, ("wire", "slow"), here, endpoints)) as team:
+            with Team(Plan(replicas, mib << 18, ("wire", "slow"), here, endpoints, tuning)) as team:
                 seen = alternate(team.warm_up(), repeat)
     size = mib << 20
     connections = max(turn.facts["connections"] for r in seen["slow"] for turn in r.turns)

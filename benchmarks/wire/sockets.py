@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from urllib.parse import urlsplit
 
-from atoll.rounds.allocator import keep_freed_memory
-from atoll.stores.cloud import CloudStore
+from atoll.kernels.allocator import keep_freed_memory
+from atoll.stores.cloud.store import CloudStore
 from wire.report import Row
 from wire.server import BUCKET, WireServer
 
@@ -65,7 +65,7 @@ def cpu_per_gb(endpoint: str, uri: str, body_bytes: int, count: int, repeat: int
     room = memoryview(bytearray(body_bytes))
     body, aligned, mine = (memoryview(mmap.mmap(-1, body_bytes)) for _ in range(3))
     body[:] = os.urandom(1 << 20) * (body_bytes >> 20)
-    keep_freed_memory()  # as every RoundClient does
+    keep_freed_memory()  # as `Tuning(keep_freed_memory=True)` of the other sections
     os.environ.update(AWS_ACCESS_KEY_ID="wire", AWS_SECRET_ACCESS_KEY="wire")
     store, raw = CloudStore.from_uri(uri, unsigned_payload=True), RawSocket(endpoint)
     keys = [f"{body_bytes}-{i}" for i in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from wire.arms import can_recycle
 from wire.report import Row
@@ -14,11 +15,13 @@ from wire.walls import NAMES
 _ROUNDS = 3
 
 
-def memory_rows(folder: Path, server: WireServer | None, replicas: int, mib: int) -> Iterator[Row]:
+def memory_rows(
+    folder: Path, server: WireServer | None, replicas: int, mib: int, tuning: dict[str, Any]
+) -> Iterator[Row]:
     """A team of its own for each store, so that nobody finds memory that another has left."""
     endpoints = {"wire": server.uri("space")} if server else {}
     for kind in ("file", *(("recycled",) if can_recycle() else ()), *(("wire",) if server else ())):
-        with Team(Plan(replicas, mib << 18, (kind,), folder / kind, endpoints)) as team:
+        with Team(Plan(replicas, mib << 18, (kind,), folder / kind, endpoints, tuning)) as team:
             rounds = [team.round(kind, is_checked_in_full=True) for _ in range(_ROUNDS)]
         extra = max(
             max(r.turns[rank].resident_peak for r in rounds) - rounds[0].turns[rank].resident_before

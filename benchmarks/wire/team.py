@@ -31,7 +31,7 @@ _CHECK_EVERY = 7
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundState:
     """One replica's part in one round."""
 
     began: float
@@ -46,7 +46,7 @@ class Turn:
 class Round:
     """What one round took, over all replicas."""
 
-    turns: tuple[Turn, ...] = field(repr=False)
+    turns: tuple[RoundState, ...] = field(repr=False)
 
     @property
     def wall_s(self) -> float:
@@ -67,6 +67,7 @@ class Plan:
     scratch: Path
     endpoints: dict[str, str] = field(default_factory=dict)
     tuning: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `Tuning` for our arms."""
     chunk: int | None = None
     plain: Path | None = None
 
@@ -116,13 +117,13 @@ class Team:
         return Round(tuple(_received(end) for end in self._ends))
 
 
-def _received(end: Connection) -> Turn:
+def _received(end: Connection) -> RoundState:
     if not end.poll(_TIMEOUT_S):
         raise TimeoutError(f"a replica said nothing for {_TIMEOUT_S:g} s")
     said = end.recv()
     if isinstance(said, str):
         raise RuntimeError(f"a replica failed:\n{said}")
-    assert isinstance(said, Turn)
+    assert isinstance(said, RoundState)
     return said
 
 
@@ -155,7 +156,7 @@ def _serve(rank: int, plan: Plan, barrier: Any, end: Connection) -> None:
             arm.close()
 
 
-def _turn(arm: Arm, seat: Seat, round_no: int, barrier: Any, check_every: int) -> Turn:
+def _turn(arm: Arm, seat: Seat, round_no: int, barrier: Any, check_every: int) -> RoundState:
     if round_no:  # not earlier: a virtual machine gives memory that stays free for two seconds back to its host
         arm.tidy(round_no - 1)
     arm.prepare(round_no)
@@ -167,7 +168,7 @@ def _turn(arm: Arm, seat: Seat, round_no: int, barrier: Any, check_every: int) -
     peak = peak_bytes()
     barrier.wait(_TIMEOUT_S)
     check(seat, check_every, is_sum=arm.is_sum)
-    return Turn(began, ended, cpu, before, peak, arm.facts())
+    return RoundState(began, ended, cpu, before, peak, arm.facts())
 
 
 def _made(name: str) -> Arm:

@@ -37,7 +37,13 @@ BYTES_MUST = 1.005
 
 
 def wall_rows(
-    folder: Path, plain: Path | None, server: WireServer | None, replicas: int, mib: int, repeat: int
+    folder: Path,
+    plain: Path | None,
+    server: WireServer | None,
+    replicas: int,
+    mib: int,
+    repeat: int,
+    tuning: dict[str, Any],
 ) -> Iterator[Row]:
     endpoints = {"wire": server.uri("walls")} if server else {}
     for arms in _groups(plain, server, replicas, mib):
@@ -45,12 +51,12 @@ def wall_rows(
             # Folders of their own: what one group leaves is gone before the next one begins.
             mine = Path(stack.enter_context(TemporaryDirectory(dir=folder)))
             small = Path(stack.enter_context(TemporaryDirectory(dir=plain))) if plain else None
-            yield from _rows(Plan(replicas, mib << 18, arms, mine, endpoints, plain=small), server, repeat)
+            yield from _rows(Plan(replicas, mib << 18, arms, mine, endpoints, tuning, plain=small), server, repeat)
 
 
 def _rows(plan: Plan, server: WireServer | None, repeat: int) -> Iterator[Row]:
     replicas, mib = plan.replicas, plan.elements >> 18
-    # The naive exchange has processes of its own: ours tell the allocator things that would speed it up too.
+    # The naive exchange has processes of its own: `keep_freed_memory` of our arms would speed it up too.
     plans = [replace(plan, arms=tuple(arm for arm in plan.arms if arm != "naive"))]
     plans += [replace(plan, arms=("naive",))] if "naive" in plan.arms else []
     with ExitStack() as stack:

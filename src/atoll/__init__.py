@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from atoll.result import ReplicaOutcome as ReplicaOutcome
     from atoll.result import RunResult as RunResult
     from atoll.rounds.quorum import Quorum as Quorum
-    from atoll.run import Run as Run
-    from atoll.run import attach as attach
-    from atoll.run import launch as launch
-    from atoll.run import prepare as prepare
+    from atoll.runs.run import Run as Run
+    from atoll.runs.run import attach as attach
+    from atoll.runs.run import launch as launch
+    from atoll.runs.run import prepare as prepare
     from atoll.spec import Placement as Placement
     from atoll.spec import RunSpec as RunSpec
     from atoll.spec import Task as Task
@@ -50,18 +50,18 @@ _HOMES = {
     "ReplicaOutcome": "atoll.result",
     "ReplicaState": "atoll.status",
     "ReplicaStatus": "atoll.status",
-    "Run": "atoll.run",
+    "Run": "atoll.runs.run",
     "RunHandle": "atoll.handle",
     "RunResult": "atoll.result",
     "RunSpec": "atoll.spec",
     "RunStatus": "atoll.status",
     "Task": "atoll.spec",
-    "attach": "atoll.run",
+    "attach": "atoll.runs.run",
     "current": "atoll.context",
-    "launch": "atoll.run",
+    "launch": "atoll.runs.run",
     "make_diloco_outer_loop": "atoll.training.allreduce",
     "open_store": "atoll.registry",
-    "prepare": "atoll.run",
+    "prepare": "atoll.runs.run",
 }
 
 _BROUGHT_BY_TRAIN = ("numpy", "torch", "xxhash")
@@ -85,12 +85,18 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def _unknown(name: str) -> str:
-    words = f"module `atoll` has no attribute `{name}`"
-    if name.startswith("_"):  # asked for by tools, which look whether it is there
-        return words
+    message = f"module `atoll` has no attribute `{name}`"
+    if name.startswith("_") or _is_submodule(name):  # `from atoll import config` asks here before it imports
+        return message
     from atoll.errors import did_you_mean
 
-    return words + did_you_mean(name, sorted(_HOMES))
+    return message + did_you_mean(name, sorted(_HOMES))
+
+
+def _is_submodule(name: str) -> bool:
+    from importlib.machinery import PathFinder
+
+    return PathFinder.find_spec(f"{__name__}.{name}", __path__) is not None
 
 
 def __dir__() -> list[str]:

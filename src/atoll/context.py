@@ -1,6 +1,7 @@
-"""The two contexts: what an executor is told about a run, and what a replica learns about itself.
+"""The two contexts: what an executor knows about a run, and what a replica knows about itself.
 
-Both directions of the environment live here, so a variable cannot be written under one name and read under another.
+This module writes and reads the environment variables of replicas, so their names are in one place. It also knows the
+folder of this user's state on this machine (`home`), which is only a cache and local spools: the store has the truth.
 """
 
 from __future__ import annotations
@@ -11,27 +12,26 @@ from _thread import get_ident
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.arguments import COUNT, INDEX, Kind, a, checked_fields, plain, shown
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.names import ID_RULE, run_id_problem
+from atoll.validation import COUNT, INDEX, Kind, a, check_fields, plain, shown
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store
 
-_HINT = "replicas are started by `atoll run` or `atoll.launch`; to be one without them, give `ctx=ReplicaContext(…)`"
 RANK, WORLD_SIZE = "REPLICA_RANK", "WORLD_SIZE"
 RUN_ID, STORE, ATTEMPT, SPOOL = "ATOLL_RUN_ID", "ATOLL_STORE", "ATOLL_ATTEMPT", "ATOLL_SPOOL"
 RENDEZVOUS = "RENDEZVOUS_URI"
 """What other tools call the store; read when ATOLL_STORE is absent, and always set."""
 LABEL = "ATOLL_LABEL"
 """Marks every process of a run, so that strays are found without our own records."""
-
 TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
 """The limits a container keeps by itself, besides whatever its service does."""
-
 RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LABEL, TIMEOUT, GRACE)
+_HINT = "replicas are started by `atoll run` or `atoll.launch`; to be one without them, give `ctx=ReplicaContext(…)`"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ _KINDS = {
 }
 
 
-@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class ReplicaContext:
     """What a replica knows about itself. Your function gets it as its first argument, `ctx`."""
@@ -83,6 +82,7 @@ class ReplicaContext:
     spool: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
         if self.rank >= self.world_size:
             rule = f"below world_size={self.world_size}, for ranks count from 0"
             raise InvalidSpec("ReplicaContext", [f"rank={self.rank}: {rule}"])
@@ -158,8 +158,31 @@ def _round(given: Any) -> int | None:
     return round_no  # type: ignore[no-any-return]
 
 
-def current() -> ReplicaContext:
-    """The context of the replica this process is; for scripts, which get no argument."""
-    from atoll.replica import worker
+_current: ReplicaContext | None = None
 
-    return worker.current_context()
+
+def current() -> ReplicaContext:
+    """Return the context of the replica that this process is, for scripts, which get no argument.
+
+    Raises `ConfigError` outside of a replica.
+    """
+    return _current or ReplicaContext.from_environment(os.environ)
+
+
+def make_current(context: ReplicaContext) -> None:
+    """Let `current()` return this context from now on; the replica calls it before user code runs."""
+    global _current
+    _current = context
+
+
+def home() -> Path:
+    """`ATOLL_HOME`, else `atoll` in the XDG state folder."""
+    if given := os.environ.get("ATOLL_HOME"):
+        return Path(given).expanduser().absolute()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "atoll"
+
+
+def default_store() -> str:
+    """Where runs are kept when nobody says: a folder of this user on this machine."""
+    return os.environ.get("ATOLL_STORE") or str(home() / "store")

@@ -2,12 +2,12 @@
 
 AtollError
 ├── ConfigError [2]            fix your input; nothing was started
-│   ├── UsageError             the words of a command line do not make sense
+│   ├── UsageError             the command line is not valid
 │   ├── InvalidSpec            one or more fields, each with its value and the rule it breaks
-│   ├── UnknownName            an executor, store, GPU or codec that does not exist; says what may be meant
+│   ├── UnknownName            an executor, store, GPU or codec that does not exist; suggests a similar name
 │   ├── Unsupported            this backend cannot do this placement; every reason at once
 │   ├── MissingExtra           an optional package is not installed (also an ImportError)
-│   └── Conflict               this run id already belongs to a run with other content, or other settings
+│   └── Conflict               this run id belongs to a run with other content or other settings
 ├── BackendError [3]           the service that runs replicas refused or failed
 │   ├── AuthError              credentials are missing, expired or not allowed to do this
 │   ├── CapacityError          no quota or no machines
@@ -22,37 +22,48 @@ AtollError
 │   └── StoreUnavailable       no answer, throttled or broken; trying again may work
 ├── RoundError [5]             replicas could not agree on a round
 │   ├── QuorumLost             too few updates before the deadline
-│   │   └── RanksMissing       not every rank was there for a mean by name (also a TimeoutError)
+│   │   └── RanksMissing       not every rank contributed to a mean by name (also a TimeoutError)
 │   ├── PartsDiffer            ranks gave tensors that cannot be combined
 │   ├── CorruptUpdate          an object failed a check; names the rank and the check
-│   ├── LeftBehind             the others are past this round and it is gone; go on from a snapshot
-│   └── Fenced                 a newer attempt of this rank has taken over
+│   ├── LeftBehind             the objects of this round are deleted; continue from a snapshot
+│   └── Fenced                 a newer attempt of this rank is running
 ├── RunFailed [1]              the run ended and not every replica succeeded; .result has the details
 ├── WaitTimeout [124]          the run is still going when the wait's deadline passed
 └── InternalError [70]         a bug in Atoll; please report it
 
-Classes differ only where a caller would act differently. Vendor exceptions are translated at the call
-with `translating`, and stay available as `__cause__`.
+Classes differ only where a caller would act differently. Adapters translate vendor exceptions at the call with
+`translating`; the vendor's exception stays available as `__cause__`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from atoll.result import RunResult
 
+logging.getLogger("atoll").addHandler(logging.NullHandler())  # here, because every other module imports this one
+
+_SIMILAR = 0.75
+"""difflib's ratio from which a name counts as a misspelling: one wrong letter of four."""
+
 
 class AtollError(Exception):
-    """Base of every error Atoll raises on purpose. `hint` is the next step, if there is one."""
+    """Base of every error Atoll raises on purpose. `hint` is the next step, if there is one.
+
+    `reason` is a stable word where one class has several causes, and empty where the class says enough.
+    """
 
     exit_code = 70
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, reason: str = "", hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.reason = reason
         self.hint = hint
 
     @property
@@ -71,19 +82,22 @@ class ConfigError(AtollError):
 
 
 class UsageError(ConfigError):
-    """The command line does not make sense."""
+    """The command line is not valid."""
 
 
 class InvalidSpec(ConfigError):
-    """A specification breaks one or more rules. `problems` has one line for each."""
+    """A specification breaks one or more rules. `problems` has one line for each, `fields` the field of each.
+
+    A problem is written `field=value: rule`, or `field: rule`.
+    """
 
     def __init__(self, what: str, problems: Sequence[str], *, hint: str | None = None) -> None:
-        self.problems = tuple(problems)
+        self.problems, self.fields = tuple(problems), _fields(problems)
         super().__init__(_listed(f"{what} is not valid", self.problems), hint=hint)
 
 
 class UnknownName(ConfigError):
-    """A name that is not registered; says which one may be meant."""
+    """A name that is not registered; the message suggests a similar one."""
 
     def __init__(self, kind: str, name: str, known: Sequence[str], *, hint: str | None = None) -> None:
         self.kind, self.name, self.known = kind, name, tuple(known)
@@ -96,7 +110,7 @@ class Unsupported(ConfigError):
     """A backend cannot do what the placement asks. `problems` has every reason."""
 
     def __init__(self, executor: str, run_id: str, problems: Sequence[str], *, hint: str | None = None) -> None:
-        self.executor, self.problems = executor, tuple(problems)
+        self.executor, self.problems, self.fields = executor, tuple(problems), _fields(problems)
         super().__init__(_listed(f"cannot plan run `{run_id}` on `{executor}`", self.problems), hint=hint)
 
 
@@ -104,16 +118,16 @@ class MissingExtra(ConfigError, ImportError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, *, extra: str) -> None:
-        from atoll.installing import install_command
+        from atoll.registry import install_command
 
         self.extra = extra
         super().__init__(f"`{package}` is not installed", hint=install_command(extra))
 
 
 class Conflict(ConfigError):
-    """The run id is taken by a run with other content. `differences` has one line for each.
+    """The run id belongs to a run with other content. `differences` has one line for each.
 
-    `what` says what cannot be, where that is something else than starting a run.
+    `what` replaces the first line of the message where the caller was not starting a run.
     """
 
     def __init__(
@@ -131,9 +145,11 @@ class BackendError(AtollError):
     exit_code = 3
     retryable = False
 
-    def __init__(self, message: str, *, executor: str = "", operation: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, executor: str = "", operation: str = "", reason: str = "", hint: str | None = None
+    ) -> None:
         self.executor, self.operation = executor, operation
-        super().__init__(message, hint=hint)
+        super().__init__(message, reason=reason, hint=hint)
 
 
 class AuthError(BackendError):
@@ -169,9 +185,11 @@ class StoreError(AtollError):
     exit_code = 4
     retryable = False
 
-    def __init__(self, message: str, *, uri: str = "", key: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, uri: str = "", key: str = "", reason: str = "", hint: str | None = None
+    ) -> None:
         self.uri, self.key = uri, key
-        super().__init__(message, hint=hint)
+        super().__init__(message, reason=reason, hint=hint)
 
 
 class KeyNotFound(StoreError, FileNotFoundError):
@@ -210,15 +228,15 @@ class RoundError(AtollError):
 
     exit_code = 5
 
-    def __init__(self, message: str, *, round_no: int = -1, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, round_no: int = -1, reason: str = "", hint: str | None = None) -> None:
         self.round_no = round_no
-        super().__init__(message, hint=hint)
+        super().__init__(message, reason=reason, hint=hint)
 
 
 class QuorumLost(RoundError):
     """Too few updates arrived before the deadline. `missing` names the ranks.
 
-    `timed_out` is False where the deadline was not waited for, because no more could come.
+    `timed_out` is False if the round gave up before the deadline, because no more updates could arrive.
     """
 
     def __init__(
@@ -235,7 +253,7 @@ class QuorumLost(RoundError):
 
 
 class CorruptUpdate(RoundError):
-    """An object failed a check. `rank` is whose it was, `check` which one."""
+    """An object failed a check. `rank` is the rank that wrote it, `check` the name of the check."""
 
     def __init__(self, message: str, *, round_no: int = -1, rank: int = -1, check: str = "") -> None:
         self.rank, self.check = rank, check
@@ -243,7 +261,7 @@ class CorruptUpdate(RoundError):
 
 
 class LeftBehind(RoundError):
-    """The others are past this round and its objects are gone: load the latest snapshot and replay from there."""
+    """The other ranks passed this round and its objects are deleted: load the latest snapshot and replay from there."""
 
     def __init__(self, message: str, *, round_no: int, latest: int) -> None:
         self.latest = latest
@@ -251,22 +269,22 @@ class LeftBehind(RoundError):
 
 
 class Fenced(RoundError):
-    """A newer attempt of this rank has taken over; this process must stop."""
+    """A newer attempt of this rank is running; this process must stop."""
 
 
 class RanksMissing(QuorumLost, TimeoutError):
-    """The deadline passed before every rank was there."""
+    """The deadline passed before every rank contributed."""
 
 
 class PartsDiffer(RoundError):
-    """Ranks gave tensors that cannot be combined. `words` says what each of them gave."""
+    """Ranks gave tensors that cannot be combined. `words` describes the tensors of each rank."""
 
     def __init__(self, name: str, generation: int, words: Mapping[int, str]) -> None:
         self.name, self.words = name, dict(words)
         groups: dict[str, list[int]] = {}
-        for rank, said in sorted(words.items()):
-            groups.setdefault(said, []).append(rank)
-        listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {said}" for said, ranks in groups.items())
+        for rank, description in sorted(words.items()):
+            groups.setdefault(description, []).append(rank)
+        listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in groups.items())
         hint = "every rank must give the same shapes and dtypes under a name, made from the same state"
         super().__init__(f"ranks disagree on `{name}`: {listed}", round_no=generation, hint=hint)
 
@@ -298,10 +316,7 @@ class InternalError(AtollError):
 
 @contextmanager
 def translating(table: dict[type[Exception], type[AtollError]], message: str, **attributes: str) -> Iterator[None]:
-    """Turn vendor exceptions raised inside the block into ours, keeping the cause.
-
-    The first row whose type matches wins, so put narrow types first.
-    """
+    """Translate vendor exceptions that the block raises. The first matching row applies: put narrow types first."""
     try:
         yield
     except tuple(table) as exc:
@@ -311,14 +326,55 @@ def translating(table: dict[type[Exception], type[AtollError]], message: str, **
         raise
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """`, did you mean `x`?` or nothing; with several names that are just as close, `x` or `y`."""
-    from atoll.suggestion import likely
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` may be a misspelling of; None if no name is similar. Ignores case."""
+    from difflib import get_close_matches
 
-    close = [f"`{other}`" for other in likely(name, known)]
-    return f", did you mean {' or '.join(close)}?" if close else ""
+    others = {other.lower(): other for other in known if other != name}
+    found = get_close_matches(name.lower(), others, n=1, cutoff=_SIMILAR)
+    return others[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`, did you mean `x`?`, or an empty string."""
+    meant = closest(name, known)
+    return f", did you mean `{meant}`?" if meant else ""
+
+
+def _fields(problems: Sequence[str]) -> tuple[str, ...]:
+    """The field of each problem: `rank` of `rank=5: at most 3`."""
+    return tuple(re.split("=|: ", problem, maxsplit=1)[0].strip("` ") for problem in problems)
 
 
 def _listed(head: str, lines: Sequence[str], noun: str = "problem") -> str:
     count = f"{len(lines)} {noun}{'s' if len(lines) != 1 else ''}"
     return "\n".join([f"{head}: {count}", *(f"  {line}" for line in lines)])
+
+
+T = TypeVar("T")
+
+
+class Problems:
+    """Collects `ConfigError`s that do not depend on each other, so that the user sees all of them at once."""
+
+    def __init__(self) -> None:
+        self._errors: list[ConfigError] = []
+
+    def trying(self, make: Callable[[], T]) -> T | None:
+        """The result of `make()`; None if it raised `ConfigError`, which is kept."""
+        try:
+            return make()
+        except ConfigError as exc:
+            self._errors.append(exc)
+            return None
+
+    def raise_any(self, what: str) -> None:
+        """Raise a single error as it is, and several as one `InvalidSpec` about `what`."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            lines: list[str] = []
+            for error in self._errors:
+                lines += error.problems if isinstance(error, InvalidSpec | Unsupported) else [error.message]
+            hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
+            raise InvalidSpec(what, lines, hint="; ".join(hints) or None) from self._errors[0]

@@ -15,15 +15,17 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from atoll import keys
 from atoll.errors import Conflict, KeyExists, KeyNotFound, RunNotFound
 from atoll.handle import RunHandle
-from atoll.rounds import keys
-from atoll.rounds.keys import RunKeys
+from atoll.keys import RunKeys
 from atoll.spec import RunSpec
 from atoll.status import ON_REQUEST
-from atoll.stores.base import Store
+
+if TYPE_CHECKING:
+    from atoll.stores.base import Store
 
 FORMAT = 1
 _ABSENT = object()

@@ -1,4 +1,7 @@
-"""Names to adapters: built in, or added by third parties through entry points. Each is imported on first use."""
+"""Executors and stores by name, built in or from entry points of other packages; each is imported on first use.
+
+Also the import of optional packages (`require`), and the `pip` command that installs what is missing.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import os
 import re
 from functools import cache
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atoll.arguments import call_problems, shown
-from atoll.errors import ConfigError, UnknownName
-from atoll.installing import install_command
+from atoll.errors import ConfigError, MissingExtra, UnknownName
+from atoll.validation import keyword_problems, shown
 
 if TYPE_CHECKING:
     from atoll.executors.base import Executor
@@ -28,20 +32,17 @@ EXECUTORS: dict[str, Row] = {
     "local": Row("atoll.executors.local.executor:LocalExecutor"),
     "sagemaker": Row("atoll.executors.sagemaker.executor:SageMakerTrainingExecutor", "sagemaker"),
 }
-
 STORES: dict[str, Row] = {
     "memory": Row("atoll.stores.memory:MemoryStore"),
-    "file": Row("atoll.stores.file:FileStore"),
-    "s3": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "gs": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "gcs": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "az": Row("atoll.stores.cloud:CloudStore", "cloud"),
-    "azure": Row("atoll.stores.cloud:CloudStore", "cloud"),
+    "file": Row("atoll.stores.file.store:FileStore"),
+    "s3": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "gs": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "gcs": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "az": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
+    "azure": Row("atoll.stores.cloud.store:CloudStore", "cloud"),
 }
-
 ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")
 """For a scheme that nobody has claimed, if fsspec knows it."""
-
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.S)
 """What becomes of an address in a `Path`: `s3:/bucket`."""
 _NEARLY = re.compile(rf"({'|'.join(STORES)}):(?!//)/?(.+)", re.S)
@@ -55,7 +56,7 @@ def executor(name: str, **settings: Any) -> Executor:
     try:
         return adapter(**settings)  # type: ignore[no-any-return]
     except TypeError as exc:
-        problems = call_problems(adapter, (), settings)
+        problems = keyword_problems(adapter, settings)
         raise ConfigError(f"settings of executor `{name}`: {'; '.join(problems) or exc}") from exc
 
 
@@ -135,3 +136,78 @@ def _plugins(kind: str) -> dict[str, Row]:
     from importlib.metadata import entry_points
 
     return {point.name: Row(point.value) for point in entry_points(group=f"atoll.{kind}s")}
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """The module, or `MissingExtra` naming the extra that brings it. An error inside the module stays what it is."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        package = module.partition(".")[0]
+        if exc.name is None or exc.name.partition(".")[0] != package:
+            raise
+        raise MissingExtra(package, extra=extra) from exc
+
+
+def install_command(extra: str) -> str:
+    """The command that brings an extra of Atoll, such as `pip install 'atoll[train]'`."""
+    return f"pip install {requirement(Path(__file__), f'[{extra}]')}"
+
+
+def reinstall_command() -> str:
+    """The command that builds and installs Atoll itself once more."""
+    return f"pip install --force-reinstall --no-deps {requirement(Path(__file__))}"
+
+
+def requirement(module: Path, extra: str = "") -> str:
+    """What pip is told to install the Atoll that this file belongs to, from where it came."""
+    import shlex
+
+    root = checkout(module)
+    if root is not None:
+        return f"-e {shlex.quote(f'{_from_here(root)}{extra}')}"
+    return shlex.quote(_named(_direct_url(module), extra))
+
+
+def checkout(module: Path) -> Path | None:
+    """The folder of the clone that this file of ours runs from; None if it is an installed copy."""
+    source = module.absolute().parents[1]
+    return source.parent if source.name == "src" and (source.parent / "pyproject.toml").is_file() else None
+
+
+def _named(origin: dict[str, Any], extra: str) -> str:
+    """A requirement in the words of pip: the name alone is for who has it from an index."""
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    url = str(origin.get("url", ""))
+    if not url:
+        return f"atoll{extra}"
+    if url.startswith("file://") and "vcs_info" not in origin:
+        return f"{_from_here(Path(url2pathname(urlsplit(url).path)))}{extra}"
+    vcs = origin.get("vcs_info", {})
+    prefix = f"{vcs['vcs']}+" if "vcs" in vcs else ""
+    revision = f"@{vcs['requested_revision']}" if "requested_revision" in vcs else ""
+    return f"atoll{extra} @ {prefix}{url}{revision}"
+
+
+def _direct_url(module: Path) -> dict[str, Any]:
+    """What pip wrote down of where it got this copy from; empty if from an index, or if nobody wrote it down."""
+    import json
+    from importlib.metadata import distributions
+
+    folder = str(module.absolute().parents[1])
+    for found in distributions(name="atoll", path=[folder]):
+        try:
+            written = json.loads(found.read_text("direct_url.json") or "{}")
+        except ValueError:
+            return {}
+        return written if isinstance(written, dict) else {}
+    return {}
+
+
+def _from_here(root: Path) -> str:
+    try:
+        return "." if os.path.samefile(root, os.curdir) else str(root)
+    except OSError:  # the working folder was deleted, or the clone
+        return str(root)

@@ -1,17 +1,29 @@
-"""What came out of a run: one outcome per rank, and the verdict on all of them."""
+"""The result of a run: one outcome for each rank, and the text that explains a failure. Pure.
+
+The text groups ranks that failed in the same way. Ranks that failed by themselves come before ranks that ended because
+of others. A long traceback or message is shortened in the middle: it begins where the error was raised and ends with
+the message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from atoll import errors
 from atoll.errors import RunFailed
-from atoll.failures import completion_text, failure_hint, failure_text
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 
+RESTARTS = "`--max-restarts N`"
 _LAST_LINE_CHARS = 2000
 """A progress bar can make a single line of a whole log."""
+_MOST_WAYS = 8
+_FIRST_LINES, _LAST_LINES = 10, 20
+_MESSAGE_LINES = 5
+"""Of each end of a message below a traceback: the frame that raised it must stay in sight."""
+_LINE_CHARS = 2000
+"""A message can be a single line as long as a log."""
 
 
 @dataclass(frozen=True)
@@ -171,3 +183,156 @@ def last_lines(lines: Callable[[], Iterable[str]], count: int = 5) -> tuple[str,
         return tuple(line[-_LAST_LINE_CHARS:] for line in lines())[-count:]
     except AtollError as exc:
         return (f"[no log: {exc.message}]",)
+
+
+def failure_text(run_id: str, outcomes: Sequence[ReplicaOutcome], *, rounds: int = 0) -> str:
+    """How many replicas did not succeed, whether that matters, and how each of them ended, the cause first."""
+    failed = [outcome for outcome in outcomes if outcome.state is not ReplicaState.SUCCEEDED]
+    lines = [f"run `{run_id}`: {len(failed)} of {len(outcomes)} replicas did not succeed"]
+    lines += [f"  {note}" for note in (completion_text(outcomes, rounds), again_text(outcomes)) if note]
+    ways: dict[tuple[str, ...], list[int]] = {}
+    for outcome in by_cause(failed):
+        ways.setdefault(tuple(_way(outcome)), []).append(outcome.rank)
+    for way, ranks in list(ways.items())[:_MOST_WAYS]:
+        head, *rest = way
+        lines += [f"  {ranks_text(ranks)}: {head}", *rest]
+    hidden = [rank for ranks in list(ways.values())[_MOST_WAYS:] for rank in ranks]
+    if hidden:
+        lines.append(f"  … and {len(hidden)} more: {ranks_text(hidden)}")
+    return "\n".join(lines)
+
+
+def completion_text(outcomes: Sequence[ReplicaOutcome], rounds: int) -> str:
+    """Such as `training is complete: ranks 0,2 went on to the last of its 100 rounds`; empty where it is not.
+
+    Who returned has gone through its rounds. It may have left too early, though: then the others had no quorum.
+    """
+    done = [outcome.rank for outcome in outcomes if outcome.state is ReplicaState.SUCCEEDED]
+    is_cut_off = any(o.reason is Reason.CANCELLED or _is_of(o, errors.QuorumLost) for o in outcomes)
+    if not rounds or not done or is_cut_off:
+        return ""
+    return f"training is complete: {ranks_text(done)} went on to the last of its {rounds} rounds"
+
+
+def again_text(outcomes: Iterable[ReplicaOutcome]) -> str:
+    """Such as `rank 1 was restarted twice, ranks 2-3 once`; empty if nobody was."""
+    counts: dict[int, list[int]] = {}
+    for outcome in outcomes:
+        if outcome.attempt:
+            counts.setdefault(outcome.attempt, []).append(outcome.rank)
+    told = ""
+    for count, ranks in sorted(counts.items(), reverse=True):
+        often = {1: "once", 2: "twice"}.get(count, f"{count} times")
+        verb = f" {'was' if len(ranks) == 1 else 'were'} restarted" if not told else ""
+        told += f"{', ' if told else ''}{ranks_text(ranks)}{verb} {often}"
+    return told
+
+
+def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome], *, could_restart: bool = False) -> str:
+    """The command that shows more of the rank that began it; and what would have been better."""
+    import shlex
+
+    cause = by_cause(failed)[0]
+    way = list(_way(cause))
+    blamed = cause.error.ranks if cause.error is not None else ()
+    # Those who failed alike blame the same one, or nobody; which of them was first is chance.
+    rank = blamed[0] if blamed else min(outcome.rank for outcome in failed if list(_way(outcome)) == way)
+    logs = f"atoll logs {shlex.quote(run_id)} --rank {rank}"
+    is_passing = cause.reason in (Reason.KILLED, Reason.PREEMPTED) or _is_of(cause, errors.StoreUnavailable)
+    may_help = could_restart and is_passing
+    if any(_is_of(outcome, errors.QuorumLost) for outcome in failed) and not _is_of(cause, errors.RoundError):
+        return f"{logs}; {better_text(could_restart=may_help)}"
+    return f"{logs}; with {RESTARTS} a replica that ends so is started again" if may_help else logs
+
+
+def better_text(*, could_restart: bool, could_go_on: bool = True) -> str:
+    """What would have spared the others the wait for a replica that was over."""
+    ways = [f"{RESTARTS} starts such a replica again"] if could_restart else []
+    ways += ["`--fail-fast` ends the run at once"]
+    ways += ["a quorum, as in `DiLoCo(quorum=N)`, goes on without it"] if could_go_on else []
+    return f"next time, {', '.join(ways[:-1])}{' and ' if ways[1:] else ''}{ways[-1]}"
+
+
+def by_cause(failed: Iterable[ReplicaOutcome]) -> list[ReplicaOutcome]:
+    """Those who failed on their own first, the earliest before the others; last those who were cancelled."""
+    return sorted(failed, key=lambda o: (_distance(o), o.ended_at is None, o.ended_at or 0.0, o.rank))
+
+
+def _distance(outcome: ReplicaOutcome) -> int:
+    """How far a replica's end is from the cause of it all; 0 for one that failed on its own."""
+    if outcome.reason is Reason.CANCELLED:
+        return 3
+    if _is_of(outcome, errors.RoundError):
+        return 2  # it waited for others, or could not use what they gave
+    return int(outcome.reason in (Reason.TIMEOUT, Reason.LOST))
+
+
+def _is_of(outcome: ReplicaOutcome, sort: type[errors.AtollError]) -> bool:
+    """Whether an error of ours of this sort ended it; others have a part in a `RoundError`."""
+    module, _, kind = (outcome.error.type if outcome.error is not None else "").rpartition(".")
+    found = getattr(errors, kind, None) if module == errors.__name__ else None
+    return isinstance(found, type) and issubclass(found, sort)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 2`, or `ranks 0-3,7`: what `--rank` takes."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    listed = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank {listed}" if listed.isdecimal() else f"ranks {listed}"
+
+
+def _way(outcome: ReplicaOutcome) -> Iterator[str]:
+    """How a rank ended, in words that do not say which rank it is."""
+    message, *more = outcome.message.strip().splitlines() or ["no reason given"]
+    yield _head(outcome, _cut(message))
+    error = outcome.error
+    if error is None or not error.traceback or outcome.reason in (Reason.CANCELLED, Reason.TIMEOUT):
+        yield from _indented(more)
+        yield from (f"    | {line}" for line in outcome.last_lines)
+        return
+    if error.message not in outcome.message:  # else the traceback ends with all of it
+        yield from _indented(more)
+    yield from _raised(error)
+
+
+def _head(outcome: ReplicaOutcome, message: str) -> str:
+    """State, reason, exit code and message, each said once: `cancelled on request` is all three."""
+    state, reason = str(outcome.state), str(outcome.reason)
+    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
+    if reason != state:
+        return f"{state}, {reason}{code}: {message}"
+    return f"{message}{code}" if message.startswith(state) else f"{state}{code}: {message}"
+
+
+def _raised(error: ErrorReport) -> Iterator[str]:
+    """A traceback, its frames and its message each cut in the middle: where it was raised is just between the two."""
+    text = error.traceback.rstrip()
+    before, found, after = text.rpartition(error.message.rstrip() or text)
+    frames, _, head = before.rpartition("\n")
+    if not frames:
+        yield from _indented(text.splitlines())
+        return
+    message = list(_indented(f"{head}{found}{after}".splitlines(), _MESSAGE_LINES, _MESSAGE_LINES))
+    yield from _indented(frames.splitlines(), _FIRST_LINES, max(_MESSAGE_LINES, _LAST_LINES - len(message)))
+    yield from message
+
+
+def _indented(lines: Sequence[str], first: int = _FIRST_LINES, last: int = _LAST_LINES) -> Iterator[str]:
+    """The lines; of too many the first and the last, and how many are missing between them."""
+    hidden = len(lines) - first - last
+    if hidden < 2:  # saying so takes a line, too
+        yield from (f"    {_cut(line)}" for line in lines)
+        return
+    yield from (f"    {_cut(line)}" for line in lines[:first])
+    yield f"    … {hidden} lines left out …"
+    yield from (f"    {_cut(line)}" for line in lines[-last:])
+
+
+def _cut(line: str) -> str:
+    half = _LINE_CHARS // 2
+    return line if len(line) <= _LINE_CHARS else f"{line[:half]} … {line[-half:]}"

@@ -1,27 +1,61 @@
 """RunSpec = Task (for the replicas) + Placement (for the executor): frozen, and checked when built.
 
-Every problem is reported at once, each with the field, the value and the rule.
+Every problem is reported at once, each with the field, the value and the rule. `Gpu` is a name and a count: `"H100:8"`,
+`"any:2"`. `Entry` is the code that a replica runs, as text that another process can import: `package.module:function`,
+`path/to/script.py` or `path/to/script.py:function`.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from atoll.context import RANK, RESERVED
-from atoll.entry import Entry
 from atoll.errors import InvalidSpec, UnknownName, did_you_mean
-from atoll.gpu import Gpu
 from atoll.names import new_run_id, run_id_problem
 
 DAY_S = 86_400.0
+KNOWN = [
+    "any",
+    "A10",
+    "A10G",
+    "A100",
+    "A100-80GB",
+    "A30",
+    "A40",
+    "A6000",
+    "B200",
+    "B300",
+    "GB200",
+    "GH200",
+    "H100",
+    "H200",
+    "H20",
+    "L4",
+    "L40",
+    "L40S",
+    "MI300X",
+    "MI325X",
+    "P100",
+    "RTX3090",
+    "RTX4090",
+    "RTX5090",
+    "RTX6000",
+    "T4",
+    "V100",
+]
 _LAUNCH_TAKES = ("on", "store", "args", "argv", "run_id", "workspace", "settings")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_LIKE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)\Z", re.I)
 _SECRET_REF = re.compile(r"[a-z][a-z0-9_-]*:.+\Z", re.S)
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 @dataclass(frozen=True)
@@ -151,6 +185,149 @@ class RunSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
         return cls(data["run_id"], Task.from_json(data["task"]), Placement.from_json(data["placement"]))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`count` devices of one kind for one replica. `any` is whatever the machine has."""
+
+    name: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> Gpu:
+        """`"H100:8"` as a Gpu. An unknown name raises `UnknownName`, a bad count `ValueError`."""
+        name, _, count = text.partition(":")
+        spelled = {known.lower().replace("-", ""): known for known in KNOWN}
+        plain = name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
+        if plain not in spelled:
+            raise UnknownName("GPU", name, KNOWN, hint="write a name and a count, such as `H100:8`")
+        if count and not (count.isdecimal() and int(count) > 0):
+            raise ValueError(f"the count after `:` is a whole number from 1, got `{count}`")
+        return cls(spelled[plain], int(count) if count else 1)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parsed entry point. Exactly one of `module` and `script` is set; only a script may have no function."""
+
+    module: str | None
+    script: str | None
+    function: str | None
+
+    def __str__(self) -> str:
+        place = self.module or self.script or ""
+        return f"{place}:{self.function}" if self.function else place
+
+    @classmethod
+    def parse(cls, text: str) -> Entry:
+        """`ValueError` says what an entry point looks like."""
+        place, colon, function = text.rpartition(":") if ":" in text else (text, "", "")
+        if colon and not function.isidentifier():
+            raise ValueError(f"`{function}` after the last `:` is not a function name")
+        if place.endswith(".py"):
+            return cls(None, place, function or None)
+        if not _MODULE.match(place):
+            raise ValueError("write `package.module:function`, `script.py` or `script.py:function`")
+        if not function:
+            raise ValueError(f"which function of `{place}`? write `{place}:function`")
+        return cls(place, None, function)
+
+    @classmethod
+    def of(cls, target: str | Callable[..., Any]) -> Entry:
+        """The entry point for a text or a callable; `ValueError` says why a callable cannot be one."""
+        return cls.parse(target) if isinstance(target, str) else _of_callable(target)
+
+
+def unfit(name: str, kind: str, module: str = "") -> str:
+    """Why what is called `name` cannot be an entry point, being a `class`, `async`, … or something of that type."""
+    match kind:
+        case "class":
+            return f"`{name}` is a class; an entry point is a function: define one that makes and uses `{name}(…)`"
+        case "async":
+            return f"`{name}` is `async`; an entry point is a plain function: define one with `asyncio.run({name}(…))`"
+        case "generator function":
+            return f"`{name}` has a `yield`, so a call of it runs nothing; an entry point returns its result"
+        case "module":
+            return f"`{name}` is a module; name a function of it: `{module or name}:function`"
+        case _:
+            return f"`{name}` is of type `{kind}`; an entry point is a function"
+
+
+def object_problem(found: object, name: str) -> str | None:
+    """Why this object cannot be an entry point; None if it can. What can be called as a function can be one."""
+    import inspect
+
+    if isinstance(found, type):
+        return unfit(name, "class")
+    if inspect.ismodule(found):
+        return unfit(name, "module", found.__name__)
+    if not callable(found):
+        return unfit(name, type(found).__name__)
+    called = (found, type(found).__call__)
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
+        return unfit(name, "async")
+    return unfit(name, "generator function") if any(map(inspect.isgeneratorfunction, called)) else None
+
+
+def _of_callable(function: Callable[..., Any]) -> Entry:
+    if problem := object_problem(function, getattr(function, "__name__", "entry")):
+        raise ValueError(problem)
+    if isinstance(function, partial):
+        raise ValueError("a `partial` has no name to import it by; give the function, and what it is given as `args`")
+    name = getattr(function, "__qualname__", None)
+    module_name = getattr(function, "__module__", None)
+    if name is None or module_name is None or hasattr(function, "__self__"):
+        raise ValueError("only a plain function can be imported by another process; define one at module level")
+    if name == "<lambda>":
+        raise ValueError("a lambda has no name to import it by; define a function at module level")
+    if "<locals>" in name or "." in name:
+        raise ValueError(f"`{name}` is defined inside a function or class; move it to module level")
+    module = sys.modules.get(module_name)
+    if module is None or getattr(module, name, None) is not function:
+        raise ValueError(f"`{module_name}.{name}` is not this function, so another process could not find it")
+    if module_name != "__main__":
+        return Entry(module_name, None, name)
+    if (spec := getattr(module, "__spec__", None)) is not None:
+        return Entry(spec.name, None, name)  # `python -m package.module`: its imports may be relative
+    script = getattr(module, "__file__", None)
+    if script is None:
+        raise ValueError(f"`{name}` lives in an interactive session; put it in a file")
+    return Entry(None, os.path.abspath(script), name)
+
+
+_is_loading = False
+_script: str | None = None
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Around the import of user code in a replica."""
+    global _is_loading
+    _is_loading = True
+    try:
+        yield
+    finally:
+        _is_loading = False
+
+
+def playing(script: str) -> None:
+    """This process is a replica that runs this script as its main program."""
+    global _script
+    _script = os.path.realpath(script)
+
+
+def is_own_script(entry: object) -> bool:
+    """Whether a replica that runs a script is about to launch that script again."""
+    return _script is not None and isinstance(entry, str) and os.path.realpath(entry) == _script
+
+
+def is_loading() -> bool:
+    """Whether this is a replica whose user code is being imported: what launches a run there launches runs for ever."""
+    return _is_loading
 
 
 def json_problems(value: object, where: str) -> Iterator[str]:

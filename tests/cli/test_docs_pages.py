@@ -7,9 +7,10 @@ import tomllib
 
 import pytest
 
-from atoll import config, errors
+from atoll import errors
 from atoll.cli.app import Interrupted, root
-from atoll.config_fields import FIELDS, OTHER_VARIABLES
+from atoll.runs import config
+from atoll.runs.config import FIELDS, OTHER_VARIABLES
 from repository import DOCS
 
 pytestmark = pytest.mark.docs
@@ -88,6 +89,6 @@ def test_the_python_of_the_page_launches_what_the_file_says(tmp_path, monkeypatc
 
 
 def test_variables_that_are_no_settings_are_explained():
-    for name in ("ATOLL_HOME", "ATOLL_CONFIG", "ATOLL_DEBUG", "ATOLL_PROFILE", "NO_COLOR"):
+    for name in ("ATOLL_HOME", "ATOLL_CONFIG", "ATOLL_DEBUG", "ATOLL_LOG", "ATOLL_PROFILE", "NO_COLOR"):
         assert f"`{name}`" in CONFIGURATION
         assert name in OTHER_VARIABLES or name == "NO_COLOR"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from atoll.replica import processes
 
 @pytest.fixture
 def stray(cli) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that carries the label of a run whose shepherd is gone."""
+    """A process that carries the label of a run whose supervisor is gone."""
     label = str(cli.home / "local" / "old-run-0123456789ab")
     os.makedirs(label)
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, "ATOLL_LABEL": label})
@@ -33,7 +34,8 @@ def test_cancel_returns_when_nothing_runs_and_twice_is_quiet(cli):
     run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
     done = cli("cancel", run)
     assert done.code == 0
-    assert f"run `{run}` is stopped: 2 cancelled" in done.stderr
+    assert f"`{run}`" in done.stderr
+    assert "2 cancelled" in done.stderr
     assert not [label for _, label in processes.labelled() if label.startswith(str(cli.home))]
     again = cli("cancel", run, "--json")
     assert again.code == 0
@@ -60,7 +62,7 @@ def test_sweep_shows_then_stops_what_a_dead_run_left(cli, inside, stray):
     assert [found["id"] for found in done.data["strays"]] == [str(stray.pid)]
     assert len(done.data["stopped"]) == 1
     assert stray.wait(10) == -9
-    assert "nothing left over on local" in inside("sweep").stderr
+    assert inside("sweep", "--json").data["strays"] == []
 
 
 def test_sweep_asks_on_a_terminal_and_no_means_no(cli, stray):
@@ -99,8 +101,7 @@ def test_doctor_says_who_computes(inside, monkeypatch):
     monkeypatch.setenv("ATOLL_PURE", "1")
     [codecs] = [c for c in inside("doctor", "--json").data["checks"] if c["name"] == "codecs"]
     assert codecs["ok"]
-    assert codecs["message"].startswith("not compiled, so two to five times as slow")
-    assert codecs["message"].endswith("; ATOLL_PURE is set")
+    assert "ATOLL_PURE" in codecs["message"]
     assert codecs["hint"] == ""
 
 
@@ -111,14 +112,14 @@ def test_doctor_says_in_plain_words_that_there_was_no_compiler(cli):
     done = cli("doctor", "--json", env={**bare, "CC": "no-such-compiler"})
     [codecs] = [c for c in done.data["checks"] if c["name"] == "codecs"]
     assert codecs["ok"]
-    assert codecs["message"].startswith("not compiled, so two to five times as slow: numpy does the work")
-    assert codecs["message"].endswith("no C compiler built it when Atoll was installed")
-    again = "run `pip install --force-reinstall --no-deps atoll`"
-    assert codecs["hint"].startswith("to compile them, install a C compiler (`apt install gcc`")
-    assert codecs["hint"].endswith(f", then {again}")
+    assert "numpy" in codecs["message"]
+    again = "`pip install --force-reinstall --no-deps atoll`"
+    assert "`apt install gcc`" in codecs["hint"]
+    assert codecs["hint"].endswith(again)
     shown = cli("doctor", env={**bare, "CC": sys.executable})
-    assert f"hint: to compile them, {again}\n" in shown.stdout
-    assert "shared object" not in shown.stdout
+    assert f"{again}\n" in shown.stdout
+    assert "`apt install gcc`" not in shown.stdout
+    assert "shared object" not in shown.stdout, "the words of the loader"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do(inside, words, code, failed):
         assert f"{failed}  " in done.stdout
         assert "FAILED" in done.stdout
         assert "hint: " in done.stdout
-        assert f"checks failed: {failed}" in done.stderr
+        assert failed in done.stderr
 
 
 @pytest.mark.parametrize("store", ["redis://x", "s3://", "file://relative", "job.py/below-a-file"])
@@ -163,7 +164,7 @@ def test_doctor_reports_a_mistake_in_the_configuration(inside):
     (inside.folder / "atoll.toml").write_text("replica = 3\n")
     done = inside("doctor", "--json")
     assert done.code == 2
-    assert "did you mean `replicas`?" in next(c["message"] for c in done.data["checks"] if c["name"] == "config")
+    assert "`replicas`?" in next(c["message"] for c in done.data["checks"] if c["name"] == "config")
 
 
 def test_doctor_is_code_3_when_only_the_backend_is_in_trouble(inside):
@@ -192,7 +193,7 @@ def test_a_mistake_in_the_configuration_names_file_and_line(inside):
     (inside.folder / "atoll.toml").write_text("replicas = 2\nrestarts = 3\n")
     done = inside("config")
     assert done.code == 2
-    assert "atoll.toml:2: unknown key `restarts`, did you mean `max_restarts`?" in done.stderr
+    assert re.search(r"atoll\.toml:2: .*`restarts`.*`max_restarts`\?", done.stderr)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

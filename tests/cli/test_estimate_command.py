@@ -35,7 +35,7 @@ def test_for_programs_it_is_all_there(inside):
 def test_streaming_is_shown_next_to_blocking(inside):
     done = inside(*QUESTION, "--fragments", 4, "--delay", 1)
     assert "1 of 4 fragments" in done.stdout
-    assert re.search(r"streaming +0\.0 % of the time exposed \(0ms a round\), 100 % hidden", done.stdout)
+    assert re.search(r"\bstreaming +0\.0 %.*\b0ms\b.*\b100 %", done.stdout)
     blocking = inside("estimate", "--params", "8B", "-n", 16, "--inner-steps", 100, "--step-time", "50ms")
     assert re.search(r"to hide it +stream with a delay of 105 steps", blocking.stdout) is None, "more than there are"
     assert "to hide it" in inside("estimate", "--params", "8B", "-n", 16, "--step-time", "200ms").stdout
@@ -43,25 +43,25 @@ def test_streaming_is_shown_next_to_blocking(inside):
 
 def test_a_note_is_for_people_and_goes_to_stderr(inside):
     done = inside("estimate", "--params", "70B", "-n", 64, "--chunk", "8MiB", "--connections", 8)
-    assert "note: 8 connections do not fill the network" in done.stderr
+    assert "note: 8 " in done.stderr
     assert "note" not in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "values"),
     [
-        (["--params", "8X", "-n", "4"], "`8X`: write a number such as `350M`"),
-        (["--params", "8B", "-n", "4", "--bandwidth", "25G"], "`25G`: write a rate such as `25Gbit`"),
-        (["--params", "8B", "-n", "4", "--step-time", "soon"], "`soon`: write a length of time"),
-        (["--params", "8B", "-n", "4", "--chunk", "big"], "`big`: write an amount such as `64MiB`"),
-        (["--params", "8B", "-n", "1"], "replicas=1: from 2 to 1024"),
-        (["--params", "8B", "-n", "4", "--codec", "int9"], "unknown codec `int9`"),
-        (["--params", "8B", "-n", "4", "--mode", "ring"], "mode=ring: one of auto, whole, scatter"),
-        (["--params", "8B", "-n", "4", "--fragments", "3"], "inner_steps=100 is not a multiple of it"),
-        (["-n", "4"], "--params"),
+        (["--params", "8X", "-n", "4"], ["`8X`", "`350M`"]),
+        (["--params", "8B", "-n", "4", "--bandwidth", "25G"], ["`25G`", "`25Gbit`"]),
+        (["--params", "8B", "-n", "4", "--step-time", "soon"], ["`soon`", "`15m`"]),
+        (["--params", "8B", "-n", "4", "--chunk", "big"], ["`big`", "`64MiB`"]),
+        (["--params", "8B", "-n", "1"], ["replicas=1: ", "1024"]),
+        (["--params", "8B", "-n", "4", "--codec", "int9"], ["`int9`", "`int8`"]),
+        (["--params", "8B", "-n", "4", "--mode", "ring"], ["mode=ring: ", "auto, whole, scatter"]),
+        (["--params", "8B", "-n", "4", "--fragments", "3"], ["fragments=3: ", "inner_steps=100"]),
+        (["-n", "4"], ["--params"]),
     ],
 )
-def test_a_mistake_is_named_with_what_would_be_right(inside, options, said):
+def test_a_mistake_is_named_with_what_would_be_right(inside, options, values):
     done = inside("estimate", *options)
     assert done.code == 2
-    assert said in done.stderr
+    assert [value for value in values if value not in done.stderr] == []

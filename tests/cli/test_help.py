@@ -60,7 +60,7 @@ def test_every_command_that_was_promised_is_there():
 def test_help_of_a_command_is_on_stdout(inside):
     done = inside("run", "--help")
     assert done.code == 0
-    assert "[ENTRY] [-- WORD...]" in done.stdout
+    assert "[ENTRY] [-- ARG...]" in done.stdout
     assert done.stderr == ""
 
 
@@ -84,4 +84,4 @@ def test_help_into_a_closed_pipe_is_quiet(cli):
 def test_the_package_can_be_run_as_a_module(words, code):
     done = subprocess.run([sys.executable, "-m", "atoll", *words], capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert done.stdout.startswith(f"atoll {__version__}") or "no such option" in done.stderr
+    assert done.stdout.startswith(f"atoll {__version__}") or "`--no-such-option`" in done.stderr

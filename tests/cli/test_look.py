@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
 from cli_terminal import terminal
 
 from atoll import journal
-from atoll.run import prepare
+from atoll.runs.run import prepare
 
 
 def test_status_shows_the_run_and_every_rank(finished):
@@ -54,8 +55,8 @@ def test_a_run_whose_launcher_died_before_starting_it_can_be_looked_at(inside):
     journal.record_run(draft.store, draft.spec, executor="local")
     done = inside("status", "half")
     assert done.code == 0
-    assert "never started" in done.stdout
-    assert "launch it again" in done.stdout
+    found = inside("status", "half", "--json").data
+    assert (found["state"], found["handle"]) == ("pending", None)
     assert inside("logs", "half").stdout == ""
     assert inside("ps", "--store", draft.store.uri, "--json").data["runs"][0]["state"] == "pending"
     assert inside("run", "job:ok", "--run-id", "half").code == 0
@@ -113,7 +114,7 @@ def test_ps_shows_what_it_cannot_reach_and_never_fails(inside):
     assert done.code == 0
     states = {row["run_id"]: row["state"] for row in done.data["runs"]}
     assert states == {"elsewhere": "unreachable", "deleted": "gone", "damaged": "unreachable"}
-    assert "unknown store `redis`" in inside("ps").stdout
+    assert "`redis`" in inside("ps").stdout
 
 
 def test_ps_shows_the_newest_twenty_unless_asked_for_all(inside):
@@ -125,7 +126,7 @@ def test_ps_shows_the_newest_twenty_unless_asked_for_all(inside):
     done = inside("ps", "--json")
     assert [row["run_id"] for row in done.data["runs"]] == [f"r{n}" for n in range(24, 4, -1)]
     assert done.data["older"] == 5
-    assert "5 older" in inside("ps").stderr
+    assert re.search(r"\b5\b.*`atoll ps --all`", inside("ps").stderr)
     assert len(inside("ps", "--all", "--json").data["runs"]) == 25
 
 
@@ -238,7 +239,7 @@ def test_top_draws_the_run_and_q_leaves_it_going(cli):
     run = cli.detached("job:until", "-n", 2, "--arg", f"gate={gate}")
     with terminal(cli, "top", run) as screen:
         screen.until("rank 1 waits")
-        drawn = screen.until("q leaves; the run goes on")  # the last line, which may come a moment later
+        drawn = screen.until("q quits; the run continues")  # the last line, which may come a moment later
         for word in (run, "running", "job:until on local", "loss trend", "beat", "▁"):
             assert word in drawn
         assert "\x1b[?1049h" in screen.drawn  # the other screen

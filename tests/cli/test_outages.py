@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 from cli_process import Cli
 
-from atoll.cli.outage import Outage
 from atoll.cli.output import Output
-from atoll.cli.watch import watch
+from atoll.cli.watch import OutageReporter, watch
 from atoll.errors import BackendUnavailable, StoreUnavailable
 from atoll.registry import open_store
-from atoll.run import Run, prepare
+from atoll.runs.run import Run, prepare
 from atoll.testing.fakes import FakeClock, FaultyStore
 from services.fault_proxy import Fault, FaultProxy
 from services.stores import Service
@@ -38,18 +38,19 @@ def test_a_wait_lives_through_an_outage_and_says_since_when_it_goes_on(far):
     cli, proxy, store = far
     gate = cli.folder / "gate"
     run = cli.detached("job:until", "--store", store, "--arg", f"gate={gate}")
+    while cli("status", run, "--json").data["replicas"][0]["progress"]["round_no"] != 7:
+        pass  # until then the replica itself still needs the store
     waiting = cli.start("wait", run, "--json", stdout=subprocess.PIPE)
     assert waiting.stdout is not None
     events = (json.loads(line) for line in waiting.stdout)
     assert next(events)["event"] == "status"
     proxy.faults.append(Fault(times=math.inf, status=None))
     said = next(event["data"]["message"] for event in events if event["event"] == "no_answer")
-    assert said.startswith("the store is out of reach since ")
-    assert "trying again, as replicas do" in said
+    assert re.search(r"\bstore\b.*\d\d:\d\d", said), "what does not answer, and since when"
     assert "retry_timeout" not in said
     proxy.faults.clear()
     said = next(event["data"]["message"] for event in events if event["event"] == "answer")
-    assert said.startswith("the store answers again, after ")
+    assert re.search(r"\bstore\b.*\d+s$", said), "what answers again, and after how long"
     gate.touch()
     assert waiting.wait(60) == 0
     waiting.stdout.close()
@@ -63,11 +64,9 @@ def test_a_watch_that_gives_up_says_that_the_run_goes_on_and_how_to_look_again(i
     with pytest.raises(StoreUnavailable) as caught:
         watch(Run(run.spec, run.executor, store, run.handle, clock), Output("wait"))
     assert sum(clock.slept) >= 300, "replicas live through shorter outages"
-    assert "the store is out of reach since" in capsys.readouterr().err
-    assert caught.value.hint == (
-        "the run goes on without this command: `atoll wait far-away` waits for it, `atoll status far-away` looks; "
-        "is the address right, and does the service there answer? `atoll doctor --store s3://b/x` tries it"
-    )
+    assert re.search(r"\bstore\b.*\d\d:\d\d", capsys.readouterr().err)
+    for command in ("`atoll wait far-away`", "`atoll status far-away`", "`atoll doctor --store s3://b/x`"):
+        assert command in (caught.value.hint or "")
     run.cancel()
 
 
@@ -78,34 +77,31 @@ def test_a_dead_address_has_the_same_hint_everywhere(inside, monkeypatch, comman
     done = inside(command, "some-run", "--store", DEAD)
     assert done.code == 4
     assert "retry_timeout" not in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        f"hint: is the address right, and does the service there answer? `atoll doctor --store '{DEAD}'` tries it; "
-        "runs go on meanwhile"
-    )
+    hint = done.stderr.splitlines()[-1]
+    assert hint.startswith("hint: ")
+    assert f"`atoll doctor --store '{DEAD}'`" in hint
 
 
 def test_doctor_and_run_say_what_they_can_about_a_dead_address(inside, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
-    assert (
-        "hint: is the address right, and does the service there answer?\n" in inside("doctor", "--store", DEAD).stdout
-    )
+    shown = inside("doctor", "--store", DEAD).stdout
+    assert "hint: " in shown
+    assert "`atoll doctor" not in shown, "that was tried just now"
     done = inside("run", "job:ok", "--store", DEAD, "--run-id", "again")
     assert done.code == 4
-    assert done.stderr.endswith("tries it; the same command with `--run-id again` goes on from there\n")
+    assert "`--run-id again`" in done.stderr.splitlines()[-1]
 
 
 def test_an_outage_is_told_at_once_and_then_now_and_then():
     clock = FakeClock()
-    outage, trouble = Outage(clock), BackendUnavailable("throttled")
-    first = outage.hear(trouble)
-    assert first.startswith("the backend is out of reach since ")
-    assert first.endswith(": throttled; trying again, as replicas do")
-    assert outage.hear(trouble) == ""
+    outage, trouble = OutageReporter(clock), BackendUnavailable("throttled")
+    first = outage.report(trouble)
+    assert re.search(r"\bbackend\b.*\d\d:\d\d.*: throttled", first)
+    assert outage.report(trouble) == ""
     clock.advance(20)
-    assert outage.hear(trouble) == first == outage.text
-    outage.hear(BackendUnavailable("still throttled"))
-    assert "since" in outage.text
+    assert outage.report(trouble) == first == outage.text
+    outage.report(BackendUnavailable("still throttled"))
     assert "still throttled" in outage.text
-    assert outage.hear(None) == "the backend answers again, after 20s"
-    assert outage.hear(None) == outage.text == ""
+    assert re.search(r"\bbackend\b.*\b20s$", outage.report(None))
+    assert outage.report(None) == outage.text == ""

@@ -10,25 +10,36 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.cli.envelope import dumps, envelope, error_record
-from atoll.cli.following import merged
-from atoll.cli.interrupts import deferred_interrupt
-from atoll.cli.options import json_or_text, pairs
-from atoll.cli.parallel import ask_all
-from atoll.cli.ranks import ranks
+from atoll.cli.background import merged
+from atoll.cli.commands.ps import Row, _answers
+from atoll.cli.launch_options import json_or_text, pairs, ranks
+from atoll.cli.live import Trend, bars
+from atoll.cli.output import (
+    Cell,
+    Column,
+    Table,
+    cut,
+    display_width,
+    dumps,
+    envelope,
+    error_record,
+    one_line,
+    pairs_text,
+    styled,
+    table_text,
+)
 from atoll.cli.render import (
     counts_text,
     elapsed_s,
     live_table,
-    most_telling,
+    most_important,
     next_commands,
     progress_line,
     result_lines,
     status_table,
     top_table,
 )
-from atoll.cli.text import Cell, Column, Table, cut, display_width, one_line, pairs_text, styled, table_text
-from atoll.cli.trend import Trend, bars
+from atoll.cli.watch import deferred_interrupt
 from atoll.errors import ConfigError, Conflict, Unsupported
 from atoll.result import ReplicaOutcome
 from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -108,9 +119,9 @@ def test_the_status_table_also_says_exit_code_attempt_and_times():
         "state",
         "reason",
         "exit",
-        "try",
-        "for",
-        "beat",
+        "attempt",
+        "time",
+        "heartbeat",
         "round",
         "loss",
         "acc",
@@ -137,8 +148,8 @@ def test_what_does_not_fit_leaves_those_in_trouble_visible():
     replicas = [ReplicaStatus(k, ReplicaState.RUNNING) for k in range(10)]
     replicas[7] = ReplicaStatus(7, ReplicaState.FAILED)
     replicas[8] = ReplicaStatus(8, ReplicaState.PENDING)
-    assert [r.rank for r in most_telling(replicas, 4)] == [0, 1, 7, 8]
-    assert [r.rank for r in most_telling(replicas, 20)] == list(range(10))
+    assert [r.rank for r in most_important(replicas, 4)] == [0, 1, 7, 8]
+    assert [r.rank for r in most_important(replicas, 20)] == list(range(10))
 
 
 def test_a_progress_line_has_counts_rounds_and_the_mean_of_the_leading_metric():
@@ -194,7 +205,6 @@ def test_results_are_json_and_cut_for_people():
 def test_the_way_back_is_quoted_for_the_shell():
     assert ("logs", "atoll logs 'a b' -f") not in next_commands("ab")
     assert ("stop", "atoll cancel 'a b'") in next_commands("a b")
-    assert ("wait", "atoll wait x --store s3://b/p") in next_commands("x", "s3://b/p")
 
 
 def test_bars_go_from_lowest_to_highest_and_mark_what_is_no_number():
@@ -207,7 +217,7 @@ def test_a_trend_remembers_what_is_new_of_each_rank():
     trend = Trend(width=3)
     for loss in (4.0, 4.0, 3.0, 2.0, 1.0):
         seen = replace(RUNNING, progress=Progress(round_no=int(loss), metrics={"loss": loss}))
-        trend.see(RunStatus((seen,)), "loss")
+        trend.add(RunStatus((seen,)), "loss")
     assert trend.bars(0) == "█▅▁"
     assert trend.bars(1) == ""
 
@@ -278,16 +288,30 @@ def test_only_the_first_interrupt_is_held_until_the_work_is_done(interrupts, is_
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_asking_many_keeps_their_order_and_does_not_wait_for_the_silent_one():
+def test_merged_streams_end_at_the_time_limit_and_keep_what_has_come():
     never = threading.Event()
 
-    def ask(number: int) -> int:
+    def hangs():
+        never.wait()
+        yield "late"
+
+    assert list(merged({0: hangs(), 1: iter(["a"])}, within_s=0.5)) == [(1, "a")]
+    never.set()
+
+
+def test_ps_asks_every_run_and_lists_one_that_does_not_answer_as_unreachable():
+    never = threading.Event()
+
+    def ask(number: int) -> Row:
         if number == 1:
             never.wait()
-        return number * 10
+        return Row(f"r{number}", "memory:", state="running")
 
-    assert ask_all(ask, [0, 1, 2], within_s=1.0, workers=3) == [0, None, 20]
-    assert ask_all(ask, [], within_s=1.0) == []
+    unanswered = [Row(f"r{number}", "memory:") for number in range(20)]
+    rows = _answers(ask, range(20), unanswered, within_s=1.0)
+    assert [row.run_id for row in rows] == [f"r{number}" for number in range(20)]
+    assert [row.state for row in rows] == ["unreachable" if number == 1 else "running" for number in range(20)]
+    assert _answers(ask, [], [], within_s=1.0) == []
     never.set()
 
 

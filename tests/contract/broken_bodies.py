@@ -5,7 +5,8 @@ from __future__ import annotations
 from urllib.parse import unquote_plus
 
 from atoll.errors import KeyNotFound
-from atoll.stores.base import Body, BufferBody, Store, check_key
+from atoll.stores.base import Store, check_key
+from atoll.stores.fast import Body, BufferBody
 from atoll.stores.memory import MemoryStore
 
 

@@ -15,12 +15,12 @@ from atoll.errors import BackendError, RunNotFound, Unsupported
 from atoll.executors.base import Plan
 from atoll.executors.local.executor import LocalExecutor
 from atoll.handle import RunHandle
+from atoll.keys import RunKeys
 from atoll.names import native_name
 from atoll.registry import open_store
-from atoll.rounds.keys import RunKeys
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
-from atoll.testing.scripted import ScriptedExecutor, creates, task_name
+from atoll.testing.scripted.executor import ScriptedExecutor, creates, task_name
 
 
 class Rebuilding(ScriptedExecutor):

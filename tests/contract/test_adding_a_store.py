@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.stores import base
+from atoll.stores import fast
 from atoll.testing.store_contract import StoreContract
 from repository import DOCS
 
@@ -64,7 +64,7 @@ def test_the_stores_of_the_page_keep_the_contract(package: Path, name: str) -> N
     words = run(package, "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"tests/{name}")
     skipped = re.findall(r"^SKIPPED \[(\d+)\] .*?: (.*)$", words, re.M)
     assert [reason for _, reason in skipped] == [
-        "a file refuses nobody, answers no `conflict` and loses no answers"
+        "a file denies no access, answers no `conflict` and loses no answers"
     ] * len(skipped)
     assert sum(int(count) for count, _ in skipped) == 3, words
 
@@ -88,8 +88,8 @@ def test_every_hook_of_the_page_exists_and_none_is_missing() -> None:
 def test_every_ability_of_the_page_exists() -> None:
     table = PAGE[PAGE.index("| method | ability |") : PAGE.index("A body is of **one** object")]
     named = dict(re.findall(r"^\| `(\w+).*?` \| `(\w+)` \|", table, re.M))
-    assert set(named.values()) == {"Streaming", "Patient", "Recycling"}
+    assert set(named.values()) == {"Streaming", "RetryLimited", "Recycling"}
     for method, ability in named.items():
-        assert hasattr(getattr(base, ability), method)
-    assert "`Straight`" in table
-    assert hasattr(base, "Straight")
+        assert hasattr(getattr(fast, ability), method)
+    assert "`DescriptorBody`" in table
+    assert hasattr(fast, "DescriptorBody")

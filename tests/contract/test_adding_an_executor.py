@@ -15,9 +15,9 @@ import pytest
 from atoll.executors.base import Executor
 from atoll.registry import Row
 from atoll.spec import Placement
-from atoll.testing.benches import ScriptedBench
-from atoll.testing.executor_bench import Bench
+from atoll.testing.bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
+from atoll.testing.scripted.bench import ScriptedBench
 from repository import DOCS
 
 pytestmark = pytest.mark.docs
@@ -78,7 +78,8 @@ def test_an_entry_point_is_enough(tmp_path: Path) -> None:
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "__init__.py").touch()
     source = (
-        "from atoll.testing.scripted import ScriptedExecutor\nclass SlurmExecutor(ScriptedExecutor): name = 'slurm'\n"
+        "from atoll.testing.scripted.executor import ScriptedExecutor\n"
+        "class SlurmExecutor(ScriptedExecutor): name = 'slurm'\n"
     )
     (tmp_path / "my_package" / "slurm.py").write_text(source)
     info = tmp_path / "my_package-1.dist-info"
@@ -91,9 +92,9 @@ def test_an_entry_point_is_enough(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import json, sys, atoll.registry, atoll.run
+import json, sys, atoll.registry, atoll.runs.run
 early = "slurm" in atoll.registry.known("executor") and "my_package.slurm" in sys.modules
-run = atoll.run.launch("atoll.testing.contract_jobs:echo", on="slurm", replicas=2, store=sys.argv[1],
+run = atoll.runs.run.launch("atoll.testing.contract_jobs:echo", on="slurm", replicas=2, store=sys.argv[1],
                        settings={"endpoint": sys.argv[2]})
 run.wait(60)
 values = [value["rank"] for value in run.result().raise_for_failures().values]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.stores.base import Store
-from atoll.stores.cloud import CloudStore
+from atoll.stores.cloud.store import CloudStore
 from atoll.testing.store_contract import NewStore, StoreContract
 from services.fault_proxy import Fault, FaultProxy, creates
 from services.stores import Service

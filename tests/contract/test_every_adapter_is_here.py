@@ -71,4 +71,7 @@ def test_every_extra_of_the_registry_exists(kind: str, name: str, row: Row) -> N
 def test_an_adapter_without_a_contract_class_is_found_out() -> None:
     assert keepers("executor", "atoll.executors.nobody:NobodyExecutor") == []
     assert keepers("store", "atoll.executors.local.executor:LocalExecutor") == [], "the wrong kind of contract"
-    assert keepers("executor", "atoll.testing.scripted:ScriptedExecutor") == ["TestScripted", "TestScriptedGroup"]
+    assert keepers("executor", "atoll.testing.scripted.executor:ScriptedExecutor") == [
+        "TestScripted",
+        "TestScriptedGroup",
+    ]

@@ -13,11 +13,11 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.spec import Placement
-from atoll.testing.benches import LocalBench, ScriptedBench
-from atoll.testing.executor_bench import Bench, Fault
+from atoll.testing.bench import Bench, Fault, LocalBench
 from atoll.testing.executor_contract import CLAUSES, ExecutorContract
-from atoll.testing.executor_contract_plan import CHANGES
-from atoll.testing.scripted_wire import ServiceError
+from atoll.testing.executor_contract.plan import CHANGES
+from atoll.testing.scripted.bench import ScriptedBench
+from atoll.testing.scripted.wire import ServiceError
 
 REJECTED = (AssertionError, pytest.fail.Exception, AtollError, ServiceError, StopIteration)
 
@@ -156,15 +156,15 @@ BITES = [
 def test_the_clause_rejects_the_adapter(bite: Bite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTRACT_VAULT", "hunter2 hunter3")
     if issubclass(bite.adapter, broken.LocalExecutor):
-        _expect_rejection(bite, LocalBench.below(tmp_path))
+        expect_rejection(bite, LocalBench.below(tmp_path))
         return
     with ScriptedBench.below(tmp_path) as bench:
-        _expect_rejection(bite, bench)
+        expect_rejection(bite, bench)
 
 
 def test_a_field_that_is_not_in_the_table_fails_every_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(CHANGES, "grace_s")
-    with pytest.raises(AssertionError, match=r"`Placement\.grace_s` is new"):
+    with pytest.raises(AssertionError, match=r"`Placement\.grace_s`"):
         ExecutorContract().test_e02_every_field_reaches_the_request_or_is_refused(LocalBench.below(tmp_path), "grace_s")
 
 
@@ -173,9 +173,9 @@ def test_a_field_that_is_not_in_the_table_fails_every_executor(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("import atoll.testing.scripted_wire\nclass Adapter: pass", "the other process failed"),
+        ("import atoll.testing.scripted.wire\nclass Adapter: pass", "the other process failed"),
         (
-            "class Adapter:\n  def __init__(self, **_):\n    import atoll.testing.scripted_wire",
+            "class Adapter:\n  def __init__(self, **_):\n    import atoll.testing.scripted.wire",
             "construction raised ModuleNotFoundError",
         ),
         ("class Adapter:\n  def __init__(self, **_): pass", "construction raised None"),
@@ -204,7 +204,7 @@ def test_every_broken_adapter_is_used() -> None:
     assert adapters == {bite.adapter for bite in BITES}
 
 
-def _expect_rejection(bite: Bite, bench: Bench) -> None:
+def expect_rejection(bite: Bite, bench: Bench) -> None:
     bench = replace(
         bench,
         path=f"{broken.__name__}:{bite.adapter.__name__}",

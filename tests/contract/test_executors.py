@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.testing.benches import LocalBench, ScriptedBench
-from atoll.testing.executor_bench import Bench
+from atoll.testing.bench import Bench, LocalBench
 from atoll.testing.executor_contract import ExecutorContract
+from atoll.testing.scripted.bench import ScriptedBench
 
 pytestmark = [pytest.mark.process, pytest.mark.server]
 
@@ -24,7 +24,7 @@ class TestLocal(ExecutorContract):
 
 
 class TestScripted(ExecutorContract):
-    adapter = "atoll.testing.scripted:ScriptedExecutor"
+    adapter = "atoll.testing.scripted.executor:ScriptedExecutor"
 
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Iterator[Bench]:
@@ -33,7 +33,7 @@ class TestScripted(ExecutorContract):
 
 
 class TestScriptedGroup(ExecutorContract):
-    adapter = "atoll.testing.scripted:ScriptedExecutor"
+    adapter = "atoll.testing.scripted.executor:ScriptedExecutor"
     most_steps = 6
 
     @pytest.fixture

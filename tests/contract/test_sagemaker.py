@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.testing.executor_bench import Bench
+from atoll.testing.bench import Bench
 from atoll.testing.executor_contract import ExecutorContract
 from services.sagemaker.bench import SageMakerBench
 from services.sagemaker.server import Peer

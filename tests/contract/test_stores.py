@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atoll.stores.base import Store
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
 from atoll.testing.store_contract import NewStore, StoreContract

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import atoll
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 from atoll.testing.fakes import FaultyStore
 from atoll.training.data import ShardedLoader, TokenBlocks
 

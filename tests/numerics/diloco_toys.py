@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import atoll
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 
 torch.set_num_threads(1)
 

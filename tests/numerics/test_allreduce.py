@@ -11,7 +11,7 @@ from allreduce_ranks import bits, side_by_side, values
 
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.stores.memory import MemoryStore
-from atoll.testing._unpickling import unpickling_forbidden
+from atoll.testing.store_contract import unpickling_forbidden
 from atoll.training.allreduce import ObjectStoreAllReduce
 
 
@@ -251,6 +251,6 @@ def test_ranks_that_cannot_be_are_refused(arguments, words):
 
 
 def test_every_bad_setting_is_named_at_once():
-    with pytest.raises(InvalidSpec, match="rank=5") as caught:
+    with pytest.raises(InvalidSpec) as caught:
         ObjectStoreAllReduce(MemoryStore(), 5, 2, timeout_s=float("inf"), poll_interval_s=0)
-    assert len(caught.value.problems) == 3
+    assert sorted(caught.value.fields) == ["poll_interval_s", "rank", "timeout_s"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +24,7 @@ def mean_of_two(ar):
 def test_a_rank_that_never_comes_is_named_within_the_time_limit():
     clock = FakeClock()
     alone = ObjectStoreAllReduce(MemoryStore(), 1, 4, clock=clock)
-    with pytest.raises(QuorumLost, match="rank 0, 2, 3 of 4 did not come") as caught:
+    with pytest.raises(QuorumLost) as caught:
         alone.allreduce(tensor := values(1), "w")
     assert caught.value.missing == (0, 2, 3)
     assert isinstance(caught.value, TimeoutError)
@@ -44,7 +43,7 @@ def test_a_rank_that_stops_half_way_is_named():
         assert isinstance(error, QuorumLost)
         assert isinstance(error, TimeoutError)
         assert error.missing == (1,)
-        assert "`second` has no part from rank 1" in error.message
+        assert "`second`" in error.message
 
 
 def test_a_rank_that_leaves_is_named_at_once():
@@ -58,7 +57,8 @@ def test_a_rank_that_leaves_is_named_at_once():
     first, second = side_by_side(2, body, timeout_s=300.0)
     assert isinstance(second, RuntimeError)
     assert isinstance(first, QuorumLost)
-    assert "rank 1 has left" in first.message
+    assert first.missing == (1,)
+    assert not first.timed_out
 
 
 def test_a_call_that_timed_out_can_be_made_again_and_gets_the_same_mean():
@@ -85,9 +85,9 @@ def test_a_call_that_timed_out_can_be_made_again_and_gets_the_same_mean():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda: torch.zeros(4), r"rank 0, 2: mean of float32 \[3\]; rank 1: mean of float32 \[4\]"),
-        (lambda: torch.zeros(3, 1), r"rank 1: mean of float32 \[3, 1\]"),
-        (lambda: torch.zeros(3, dtype=torch.float64), r"rank 1: mean of float64 \[3\]"),
+        (lambda: torch.zeros(4), "float32 [4]"),
+        (lambda: torch.zeros(3, 1), "float32 [3, 1]"),
+        (lambda: torch.zeros(3, dtype=torch.float64), "float64 [3]"),
     ],
 )
 def test_shapes_and_dtypes_that_differ_are_named_on_every_rank_and_the_next_mean_works(given, words):
@@ -102,15 +102,17 @@ def test_shapes_and_dtypes_that_differ_are_named_on_every_rank_and_the_next_mean
 
     errors = side_by_side(3, body)
     assert [type(error) for error in errors] == [PartsDiffer] * 3, errors
-    assert all(1 in error.words for error in errors)
-    assert any(re.search(words, str(error)) for error in errors)
+    for error in errors:
+        assert error.words[1].endswith(words)
+        assert error.words[1] in error.message
+        assert all(error.words[rank].endswith("float32 [3]") for rank in set(error.words) - {1})
 
 
 def test_a_rank_that_counts_another_number_of_ranks_is_hinted_at():
     store, clock = MemoryStore(), FakeClock()
     with pytest.raises(QuorumLost):
         ObjectStoreAllReduce(store, 1, 3, clock=clock).allreduce(torch.ones(1), "w")
-    with pytest.raises(QuorumLost, match="others were there with world_size 3"):
+    with pytest.raises(QuorumLost, match=r"world_size 3\b"):
         ObjectStoreAllReduce(store, 0, 2, clock=clock).allreduce(torch.ones(1), "w")
 
 
@@ -229,5 +231,6 @@ def test_what_was_closed_is_not_used_again():
     ar = ObjectStoreAllReduce(MemoryStore(), 0, 2)
     ar.close()
     ar.close()
-    with pytest.raises(ConfigError, match="closed"):
+    with pytest.raises(ConfigError) as caught:
         ar.allreduce(torch.ones(1), "w")
+    assert caught.value.reason == "closed"

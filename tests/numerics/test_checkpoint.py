@@ -45,7 +45,8 @@ def test_without_the_random_state_the_bits_would_differ(monkeypatch):
     [ctx] = contexts(1)
     with pytest.raises(Killed):
         random_training(ctx, stop_after=11)
-    monkeypatch.setattr("atoll.training.rng.restore", lambda state: None)
+    for module in ("diloco", "inner"):
+        monkeypatch.setattr(f"atoll.training.{module}.restore_rng", lambda state: None)
     assert random_training(replace(ctx, attempt=1)) != expected
 
 
@@ -185,9 +186,9 @@ def test_a_checkpoint_that_does_not_fit_the_program_says_what_differs():
     with atoll.DiLoCo(model, inner, ctx, inner_steps=1, checkpoint=1, tuning=QUICK) as outer:
         train(outer, model, inner, batches(0, 4), 2)
     schedule = torch.optim.lr_scheduler.ConstantLR(inner)
-    with pytest.raises(ConfigError, match="stateful"):
+    with pytest.raises(ConfigError, match="stateful="):
         atoll.DiLoCo(model, inner, ctx, inner_steps=1, stateful={"schedule": schedule}, tuning=QUICK)
-    with pytest.raises(ConfigError, match="optimizers"):
+    with pytest.raises(ConfigError, match=r"\b1\b.*\b2\b"):
         atoll.DiLoCo(model, [inner, inner], ctx, inner_steps=1, tuning=QUICK)
 
 
@@ -198,8 +199,9 @@ def test_saving_in_the_middle_of_a_round_is_refused():
     with atoll.DiLoCo(model, inner, ctx, inner_steps=4, tuning=QUICK) as outer:
         loss_of(model, batches(0, 1)[0]).backward()
         inner.step()
-        with pytest.raises(ConfigError, match="between rounds"):
+        with pytest.raises(ConfigError) as caught:
             outer.save()
+        assert caught.value.reason == "mid_round"
 
 
 def test_old_rounds_go_and_what_is_left_still_verifies():

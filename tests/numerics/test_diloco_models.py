@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Agreement
 from atoll.rounds.verify import verify
-from atoll.training.params import ModelVector
+from atoll.training.model import ModelVector
 
 pytestmark = pytest.mark.training
 
@@ -102,8 +103,9 @@ def test_frozen_parameters_that_differ_are_found_out_before_the_first_step():
         model.middle.requires_grad_(False)
         return model
 
-    with pytest.raises(Conflict, match="frozen_parameters"):
+    with pytest.raises(Conflict) as caught:
         join_in_turn(make)
+    assert [line.partition(":")[0] for line in caught.value.differences] == ["frozen_parameters"]
 
 
 def test_running_statistics_are_averaged_and_verify_agrees():
@@ -272,9 +274,8 @@ def test_a_replica_whose_update_is_not_finite_is_left_out_and_healed(caplog, tmp
         replicas = [replace(ctx, spool=str(spool)) for ctx, spool in zip(contexts(2), spools, strict=True)]
         first, second = side_by_side(replicas, body)
     assert first == second
-    assert [r.getMessage() for r in caplog.records] == [
-        "round 2 went on without this replica: the update has values that are not finite"
-    ]
+    (record,) = caplog.records
+    assert "round 2" in record.getMessage()
     told = [json.loads((spool / "progress.json").read_text())["metrics"] for spool in spools]
     assert [metrics.get("updates_rejected") for metrics in told] == [None, 1.0]
 
@@ -286,42 +287,52 @@ def test_when_every_update_is_unfit_the_run_ends_with_a_name():
         with atoll.DiLoCo(model, inner, ctx, inner_steps=1, tuning=QUICK) as outer:
             train(outer, model, inner, batches(ctx.rank, 20), 2)
 
-    with pytest.raises(QuorumLost, match="every update was rejected"):
+    with pytest.raises(QuorumLost, match=r"rank 0 .*`finite`.*rank 1 .*`finite`") as caught:
         side_by_side(contexts(2), body)
+    assert caught.value.missing == (), "no rank was late"
 
 
 def test_replicas_with_other_settings_are_told_what_differs():
-    with pytest.raises(Conflict, match="inner_steps: agreed 5, here 6"):
+    with pytest.raises(Conflict) as caught:
         join_in_turn(perceptron, inner_steps=[5, 6])
+    (difference,) = caught.value.differences
+    assert re.match(r"inner_steps: .*\b5\b.*\b6\b", difference)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("spoil", "reason", "named"),
     [
-        (lambda model: model.requires_grad_(False), "no trainable parameter"),
-        (lambda model: model.register_parameter("late", nn.Parameter(torch.ones(1, device="meta"))), "device `meta`"),
+        (lambda model: model.requires_grad_(False), "no_parameters", None),
+        (
+            lambda model: model.register_parameter("late", nn.Parameter(torch.ones(1, device="meta"))),
+            "",
+            "`late`.*`meta`",
+        ),
     ],
 )
-def test_a_model_that_cannot_be_exchanged_is_refused(spoil, message):
+def test_a_model_that_cannot_be_exchanged_is_refused(spoil, reason, named):
     model = perceptron()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     spoil(model)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named) as caught:
         atoll.DiLoCo(model, inner, contexts(1)[0])
+    assert caught.value.reason == reason
 
 
 def test_an_optimizer_of_another_model_is_refused():
     inner = torch.optim.SGD(perceptron().parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match="not the model's"):
+    with pytest.raises(ConfigError) as caught:
         atoll.DiLoCo(perceptron(), inner, contexts(1)[0])
+    assert caught.value.reason == "other_parameters"
 
 
 def test_parameters_swapped_during_training_are_noticed():
     model = perceptron()
     vector = ModelVector(model)
     model[0].weight = nn.Parameter(model[0].weight.detach().clone())
-    with pytest.raises(ConfigError, match=r"changed during training: `0\.weight`"):
+    with pytest.raises(ConfigError, match=r"`0\.weight`") as caught:
         vector.refresh()
+    assert caught.value.reason == "changed"
 
 
 def test_buffers_swapped_during_training_are_followed():

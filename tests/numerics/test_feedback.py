@@ -11,7 +11,7 @@ from torch import nn
 import atoll
 from atoll.errors import ConfigError, StoreRefused
 from atoll.registry import open_store
-from atoll.rounds.codec import codec
+from atoll.rounds.codecs.base import codec
 from atoll.rounds.verify import verify
 from atoll.testing.fakes import FaultyStore
 from atoll.training.feedback import ErrorFeedback, is_wanted

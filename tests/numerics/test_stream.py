@@ -17,7 +17,7 @@ from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Agreement
 from atoll.rounds.verify import verify
-from atoll.training.fragments import balanced
+from atoll.training.model import balanced
 
 pytestmark = pytest.mark.training
 
@@ -140,7 +140,7 @@ def test_the_live_weights_are_those_of_torchft(delay, alpha):
     """torchft begins an exchange `delay` steps before the boundary we begin it at; it is let in that much later."""
     from torchft import local_sgd
 
-    from atoll.training.torchft import Manager
+    from atoll.training.torchft.manager import Manager
 
     [ctx] = contexts(1)
     [(history, _, _)] = streamed([ctx], rounds=8, inner_steps=6, fragments=2, delay=delay, alpha=alpha)
@@ -176,31 +176,31 @@ def test_fragments_are_whole_tensors_of_about_equal_size():
     assert sorted(i for group in groups for i in group) == list(range(7))
     assert [sum(sizes[i] for i in group) for group in groups] == [11, 11, 11]
     assert all(group == sorted(group) for group in groups)
-    with pytest.raises(ConfigError, match="fragments=4: the model has 3 tensors"):
+    with pytest.raises(ConfigError, match=r"fragments=4: .*\b3\b"):
         balanced([3, 0, 3, 3], 4)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fragments": 4}, "fragments=4: inner_steps=6 is not a multiple"),
+        ({"fragments": 4}, "fragments=4: .*inner_steps=6"),
         ({"fragments": 0}, "fragments=0"),
         ({"fragments": 7}, "fragments=7"),
-        ({"delay": 7}, "delay=7: a whole number from 0 to inner_steps / fragments = 6"),
+        ({"delay": 7}, "delay=7.*= 6"),
         ({"fragments": 3, "delay": 3}, "delay=3.*= 2"),
         ({"delay": -1}, "delay=-1"),
         ({"delay": 1.5}, "delay=1.5"),
-        ({"alpha": 1.5}, "alpha=1.5: from 0"),
-        ({"alpha": 0.0, "delay": 6}, "whatever is trained would be dropped"),
-        ({"eager": "no"}, "eager='no': True or False"),
-        ({"error_feedback": "yes"}, "error_feedback='yes': True, False or None"),
-        ({"codec": 4}, "codec=4: the name of a codec"),
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"alpha": 0.0, "delay": 6}, "alpha=0.*delay=6"),
+        ({"eager": "no"}, "eager='no'"),
+        ({"error_feedback": "yes"}, "error_feedback='yes'"),
+        ({"codec": 4}, "codec=4"),
         ({"outer": "nesterov"}, "outer='nesterov'"),
-        ({"chunk": 0}, "chunk=0: a multiple of 1024"),
-        ({"chunk": 1000}, "chunk=1000: a multiple of 1024"),
+        ({"chunk": 0}, "chunk=0: .*1024"),
+        ({"chunk": 1000}, "chunk=1000: .*1024"),
         ({"eager": True, "delay": 0}, "eager"),
-        ({"eager": True, "alpha": 0.5}, "eager keeps"),
-        ({"fragments": 6}, "fragments=6: the model has 4 tensors"),
+        ({"eager": True, "alpha": 0.5}, "alpha=0.5"),
+        ({"fragments": 6}, r"fragments=6: .*\b4\b"),
     ],
 )
 def test_settings_that_make_no_stream_are_refused_before_anything_happens(options, message):
@@ -214,14 +214,15 @@ def test_settings_that_make_no_stream_are_refused_before_anything_happens(option
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(InvalidSpec) as caught:
         atoll.DiLoCo(*toy(), contexts(1)[0], inner_steps=6, fragments=4, alpha=2.0)
-    assert len(caught.value.problems) == 2
+    assert caught.value.fields == ("fragments", "alpha")
 
 
 def test_replicas_that_overlap_differently_are_told():
     first, second = contexts(2)
     atoll.DiLoCo(*toy(), first, inner_steps=4, delay=2, tuning=QUICK).close()
-    with pytest.raises(Conflict, match="stream"):
+    with pytest.raises(Conflict) as caught:
         atoll.DiLoCo(*toy(), second, inner_steps=4, delay=3, tuning=QUICK)
+    assert [line.partition(":")[0] for line in caught.value.differences] == ["stream.delay"]
 
 
 class Normed(nn.Module):

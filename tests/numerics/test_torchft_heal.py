@@ -15,7 +15,7 @@ from atoll.rounds.quorum import at_least
 from atoll.stores.base import Store
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
-from atoll.training.torchft import Manager
+from atoll.training.torchft.manager import Manager
 
 pytestmark = pytest.mark.training
 
@@ -186,6 +186,38 @@ def test_one_who_was_away_for_long_loads_a_snapshot_and_old_rounds_are_gone(kind
     commits = sorted(key for key in store.list() if "/commits/" in key)
     assert len(commits) < 12, "rounds before the last two snapshots are deleted"
     assert not commits[0].endswith("0000000000.json")
+
+
+def test_one_who_stood_still_until_its_next_round_was_deleted_loads_a_snapshot():
+    """The missing commit shows in an exchange that fails; after that the replica looks for a snapshot."""
+    rounds, stopped, over = 8, threading.Event(), threading.Event()
+    options = {"quorum": at_least(1, grace_s=0.0, deadline_s=60.0), "snapshot_every": 3, "max_retries": 1}
+
+    def body(rank: int) -> Any:
+        replica = Replica(store, rank, "whole", **options)
+        replica.manager.current_step()
+        if rank == 1:
+            replica.train(1)
+            stopped.set()
+            over.wait(60)
+            replica.train(rounds + 1)
+            replica.manager.shutdown()
+            return bits(replica.agreed), bits(replica.momentum)
+        stopped.wait(60)
+        replica.train(rounds)
+        replica.manager.shutdown()
+        for key in [key for key in store.list() if "/commits/" in key]:
+            if int(key.rsplit("/", 1)[1].removesuffix(".json")) < 6:
+                store.delete(key)
+        over.set()
+        return None
+
+    store = MemoryStore()
+    _, healed = side_by_side(2, body)
+    again = Replica(store, 0, "whole", seed=99, **options)
+    assert again.manager.current_step() == rounds + 1, "the healed replica went on from where the other one ended"
+    assert (bits(again.agreed), bits(again.momentum)) == healed
+    again.manager.shutdown()
 
 
 def test_one_who_could_not_read_a_round_takes_it_in_before_the_next(caplog):

@@ -258,8 +258,9 @@ def test_a_reported_error_stops_one_commit_and_the_round_is_made_up_for():
 def test_after_enough_failures_in_a_row_it_does_raise():
     manager = Manager(refusing("*/offer/*", times=None), 0, 1, tuning=QUICK, max_retries=2)
     assert [averaged(manager, torch.ones(2)) for _ in range(2)] == [False, False]
-    with pytest.raises(RoundError, match="3 rounds in a row failed"):
+    with pytest.raises(RoundError, match=r"\b3 rounds\b") as caught:
         averaged(manager, torch.ones(2))
+    assert isinstance(caught.value.__cause__, StoreRefused)
     manager.shutdown()
 
 
@@ -387,8 +388,9 @@ def test_the_state_is_not_read_in_the_middle_of_a_step():
     manager.allow_state_dict_read()
     reader.join(30)
     assert read == [{"user": {"mine": {"x": 1}}, "torchft": {"step": 0, "batches_committed": 0}}]
-    with pytest.raises(ConfigError, match="already"):
+    with pytest.raises(ConfigError) as caught:
         manager.register_state_dict_fn("mine", lambda _: None, dict)
+    assert caught.value.reason == "registered"
 
 
 # ---- with torchft itself
@@ -405,9 +407,10 @@ def diloco(manager: Manager, model: nn.Module, **options: Any) -> Any:
 @pytest.mark.training
 def test_buckets_that_would_lose_tensors_are_refused_and_a_needless_one_is_warned_of():
     with our_managers(1) as make:
-        with pytest.raises(ConfigError, match="only the last"):
+        with pytest.raises(ConfigError) as caught:
             diloco(make(0), small_model(), use_bucketization=True, bucket_cap_mb=0.0001)
-        with pytest.warns(UserWarning, match="of no use"):
+        assert caught.value.reason == "buckets"
+        with pytest.warns(UserWarning, match="use_bucketization"):
             inner, loop = diloco(manager := make(0), model := small_model(), use_bucketization=True)
         with loop:
             for step in range(4):
@@ -456,12 +459,15 @@ def test_a_manager_serves_one_diloco():
     with our_managers(1) as make:
         manager = make(0)
         diloco(manager, small_model())
-        with pytest.raises(ConfigError, match="one manager serves one"):
+        with pytest.raises(ConfigError) as caught:
             diloco(manager, small_model())
+        assert caught.value.reason == "registered"
         manager.shutdown()
 
 
 def test_a_torchft_that_is_not_known_is_refused():
     manager = Manager(MemoryStore(), 0, 1)
-    with pytest.raises(ConfigError, match="known here"):
+    with pytest.raises(ConfigError) as caught:
         manager.register_state_dict_fn("StreamingDiLoCoFragment_0", lambda _: None, dict)
+    assert caught.value.reason == "version"
+    assert "[torchft]" in (caught.value.hint or "")

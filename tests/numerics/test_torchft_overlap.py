@@ -26,13 +26,12 @@ from torchft_replicas import (
 
 from atoll.context import ReplicaContext
 from atoll.errors import ConfigError, StoreRefused
-from atoll.rounds.codec import codec, codec_names
-from atoll.rounds.codec_sizes import recommended_mean
+from atoll.rounds.codecs import recommended_mean
+from atoll.rounds.codecs.base import codec, codec_names
 from atoll.stores.base import Store
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock, FaultyStore
-from atoll.training.torchft import Manager
-from atoll.training.torchft_meter import RoundMeter
+from atoll.training.torchft.manager import Manager, RoundMeter
 
 pytestmark = pytest.mark.training
 

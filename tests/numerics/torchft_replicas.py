@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.rounds.member import Tuning
+from atoll.rounds.context import Tuning
 from atoll.stores.memory import MemoryStore
-from atoll.training.torchft import Manager
+from atoll.training.torchft.manager import Manager
 
 torch.set_num_threads(1)
 

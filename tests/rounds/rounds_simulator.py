@@ -1,7 +1,9 @@
 """Many replicas in one thread: drives their protocols request by request, in whatever order a test chooses.
 
 Time is a FakeClock that moves only when everybody sleeps. Killing a replica drops it between two requests, as
-SIGKILL would, before or after the effect of the one it was making.
+SIGKILL would, before or after the effect of the one it was making. A `Read` is such a request: nothing but the
+memory of its replica changes while it goes on, so a kill within it is a kill before it. What has been opened is read
+only by a `Read`: anything else is an error here.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from atoll.rounds.drive import answer
-from atoll.rounds.ops import Gather, Op, Sleep
+from atoll.rounds.io import Gather, Op, Open, Read, Request, Sleep, answer
 from atoll.stores.base import Store
+from atoll.stores.fast import Body
 from atoll.testing.fakes import FakeClock
 
 Choose = Callable[[int], int]
@@ -59,6 +61,10 @@ class Simulation:
         self.killed: list[str] = []
         self.paused: set[str] = set()
         """Replicas that get no turn, as after SIGSTOP."""
+        self.before_piece: Callable[[str], None] | None = None
+        """Called with the replica before each piece of an opened object is read; an error it raises ends the read."""
+        self.is_reading = False
+        """Whether a `Read` is being answered."""
 
     def start(self, name: str, steps: Generator[Op, Any, Any], store: Store) -> Task:
         self.requests.setdefault(name, 0)
@@ -144,7 +150,7 @@ class Simulation:
             self.kill(task.name)
             return
         try:
-            result = answer(task.store, op)
+            result = self._answer(task, op)
         except BaseException as exc:
             if verdict == "kill after":
                 self.kill(task.name)
@@ -156,6 +162,14 @@ class Simulation:
             return
         task.reply(result)
 
+    def _answer(self, task: Task, op: Request) -> Any:
+        self.is_reading = isinstance(op, Read)
+        try:
+            result = answer(task.store, op)
+        finally:
+            self.is_reading = False
+        return _Watched(result, task.name, self) if isinstance(op, Open) else result
+
     def _sleep(self) -> bool:
         """Let time pass to the next one who wakes; False when nobody sleeps."""
         wakes = [wake for root in self._running() for wake in _wakes(root)]
@@ -163,6 +177,23 @@ class Simulation:
             return False
         self.clock.advance(max(0.0, min(wakes) - self.clock.monotonic()))
         return True
+
+
+class _Watched:
+    """An opened object that refuses to be read outside a `Read`."""
+
+    def __init__(self, body: Body, name: str, simulation: Simulation) -> None:
+        self._body, self._name, self._simulation = body, name, simulation
+        self.size = body.size
+
+    def readinto(self, buffer: memoryview) -> None:
+        assert self._simulation.is_reading, "the protocol reads an opened object by itself; `Read` is for that"
+        if self._simulation.before_piece is not None:
+            self._simulation.before_piece(self._name)
+        self._body.readinto(buffer)
+
+    def close(self) -> None:
+        self._body.close()
 
 
 def _wakes(task: Task) -> list[float]:

@@ -12,16 +12,15 @@ import numpy as np
 from rounds_simulator import Simulation
 
 from atoll.errors import LeftBehind
+from atoll.rounds.catch_up import LoadedSnapshot
+from atoll.rounds.client import RoundSteps
+from atoll.rounds.context import Tuning
+from atoll.rounds.frames import digest
+from atoll.rounds.io import Op
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.layout import Layout
-from atoll.rounds.member import Tuning
-from atoll.rounds.ops import Op
-from atoll.rounds.protocol import RoundProtocol
+from atoll.rounds.layout import ArrayVector, Layout
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Commit
-from atoll.rounds.seal import digest
-from atoll.rounds.snapshots import LoadedSnapshot
-from atoll.rounds.vectors import Parts
 from atoll.testing.fakes import FakeClock
 
 CHUNK = 1024
@@ -67,8 +66,8 @@ class Toy:
     def layout(self) -> Layout:
         return Layout.of([("w", [self.size - 7], "float32"), ("b", [7], "float32")])
 
-    def protocol(self) -> RoundProtocol:
-        return RoundProtocol(
+    def protocol(self) -> RoundSteps:
+        return RoundSteps(
             self.run_id, self.rank, self.world_size,
             layouts=[self.layout], attempt=self.attempt, codec_name=self.codec, chunk=self.chunk,
             quorum=self.quorum, tuning=self.tuning, clock=self.clock, settings=self.settings, lease_s=self.lease_s,
@@ -92,7 +91,7 @@ class Toy:
                 round_no = yield from self.catch_up(protocol, round_no)
         return self.state.tobytes()
 
-    def jump(self, protocol: RoundProtocol) -> Generator[Op, Any, int]:
+    def jump(self, protocol: RoundSteps) -> Generator[Op, Any, int]:
         """To the newest snapshot."""
         loaded = yield from protocol.load_snapshot()
         if loaded is None:
@@ -100,19 +99,23 @@ class Toy:
         self.state = np.frombuffer(loaded.buffers["state"], dtype=np.float32).copy()
         return loaded.round_no
 
-    def catch_up(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+    def catch_up(self, protocol: RoundSteps, round_no: int) -> Generator[Op, Any, int]:
         mean = np.empty_like(self.state)
 
         def load(snapshot: LoadedSnapshot) -> None:
             self.state = np.frombuffer(snapshot.buffers["state"], dtype=np.float32).copy()
 
-        return (yield from protocol.catch_up(round_no, lambda _: Parts([mean]), lambda _: self.apply(mean), load))
+        return (yield from protocol.catch_up(round_no, lambda _: ArrayVector([mean]), lambda _: self.apply(mean), load))
 
-    def advance(self, protocol: RoundProtocol, round_no: int) -> Generator[Op, Any, int]:
+    def advance(self, protocol: RoundSteps, round_no: int) -> Generator[Op, Any, int]:
         update, weight = update_of(self.rank, round_no, self.state)
         mean = np.empty_like(self.state)
         outcome = yield from protocol.exchange(
-            round_no, Parts([self.spoil(round_no, update)]), Parts([mean]), weight=weight, base=digest(self.state.data)
+            round_no,
+            ArrayVector([self.spoil(round_no, update)]),
+            ArrayVector([mean]),
+            weight=weight,
+            base=digest(self.state.data),
         )
         self.apply(mean)
         round_no += 1

@@ -184,7 +184,7 @@ def fused(a: np.ndarray, b: np.float32, c: np.ndarray) -> np.ndarray:
 def test_the_page_is_enough_to_read_a_run(count: int, is_inline: bool) -> None:
     from dataclasses import replace
 
-    from test_rounds_client import QUICK, train
+    from rounds_training import QUICK, train
 
     from atoll.stores.memory import MemoryStore
 
@@ -206,7 +206,7 @@ def test_the_page_is_enough_to_read_a_run(count: int, is_inline: bool) -> None:
 
 
 def test_every_key_of_a_run_is_on_the_page() -> None:
-    from test_rounds_client import train
+    from rounds_training import train
 
     from atoll.stores.memory import MemoryStore
 
@@ -227,7 +227,7 @@ def test_every_key_of_a_run_is_on_the_page() -> None:
 
 
 def test_the_page_names_every_codec_and_every_dtype() -> None:
-    from atoll.rounds.codec import codec_names
+    from atoll.rounds.codecs.base import codec_names
     from atoll.rounds.layout import ITEM_BYTES
 
     text = PAGE.read_text()

@@ -11,12 +11,10 @@ import pytest
 from rounds_simulator import Simulation
 
 from atoll.errors import Fenced, PartsDiffer, QuorumLost
-from atoll.rounds.named_keys import NamedKeys
-from atoll.rounds.named_part import Part
-from atoll.rounds.named_protocol import NamedProtocol
-from atoll.rounds.named_session import Rendezvous
-from atoll.rounds.ops import Sleep, Steps
-from atoll.rounds.requests import Requests
+from atoll.rounds.io import Sleep, Steps, StoreIO
+from atoll.rounds.named.exchange import NamedContribution, NamedProtocol
+from atoll.rounds.named.keys import NamedKeys
+from atoll.rounds.named.session import Rendezvous
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FakeClock
 
@@ -55,11 +53,11 @@ class World:
 
     def _process(self, name: str, rank: int, exchanges: int) -> Steps[str]:
         token = uuid.UUID(int=self.rng.getrandbits(128)).hex
-        io = Requests(self.clock, self.rng, retry_s=10.0)
+        io = StoreIO(self.clock, self.rng, retry_s=10.0)
         place = Rendezvous(io, NamedKeys(None, self.world_size), rank, token, 0.05, lambda: [token])
         protocol = NamedProtocol(place, timeout_s=600.0)
         for i in range(exchanges):
-            parts = yield from protocol.exchange("w", Part("mean", (), "", f"{name}.{i}".encode()))
+            parts = yield from protocol.exchange("w", NamedContribution("mean", (), "", f"{name}.{i}".encode()))
             self.got[name].append([bytes(part.payload) for part in parts])
         yield from protocol.leave()
         return "done"
@@ -132,7 +130,8 @@ def test_after_a_mean_the_others_are_told_who_was_started_again():
         error = world.outcome(f"a{rank}")
         assert isinstance(error, QuorumLost)
         assert error.missing == (1,)
-        assert "started again" in error.message
+        assert "rank 1" in error.message
+        assert not error.timed_out
     assert world.clock.monotonic() < 10, "they are told long before the time limit of 600 s"
 
 
@@ -173,7 +172,7 @@ def test_a_process_may_be_in_two_sessions_and_late_in_one_of_them():
 
     def process(rank: int) -> Steps[list[bytes]]:
         tokens = [f"{rank}{which}" * 16 for which in (0, 1)]
-        io = Requests(world.clock, world.rng)
+        io = StoreIO(world.clock, world.rng)
         places = [Rendezvous(io, NamedKeys(None, 2), rank, token, 0.05, lambda: tokens) for token in tokens]
         ends = [NamedProtocol(place, 600.0) for place in places]
         found = []
@@ -181,7 +180,7 @@ def test_a_process_may_be_in_two_sessions_and_late_in_one_of_them():
             for which, end in enumerate(ends):
                 if rank == 1 and turn == 1:
                     yield Sleep(60.0)  # the other one asks whether this one is still there, and finds it elsewhere
-                parts = yield from end.exchange("w", Part("mean", (), "", f"{rank}{which}{turn}".encode()))
+                parts = yield from end.exchange("w", NamedContribution("mean", (), "", f"{rank}{which}{turn}".encode()))
                 found.append(b" ".join(bytes(part.payload) for part in parts))
         return found
 
@@ -254,15 +253,19 @@ def test_parts_that_cannot_be_combined_are_named_on_every_rank():
     simulation = Simulation(clock)
 
     def process(rank: int) -> Steps[Any]:
-        io = Requests(clock, random.Random(rank))
+        io = StoreIO(clock, random.Random(rank))
         place = Rendezvous(io, NamedKeys(None, 3), rank, f"{rank:032x}", 0.05, list)
         shape = (4,) if rank == 1 else (3,)
-        return (yield from NamedProtocol(place, 60.0).exchange("w", Part("mean", [("float32", shape)], "", b"")))
+        return (
+            yield from NamedProtocol(place, 60.0).exchange(
+                "w", NamedContribution("mean", [("float32", shape)], "", b"")
+            )
+        )
 
     for rank in range(3):
         simulation.start(f"r{rank}", process(rank), store)
     simulation.run()
     for task in simulation.tasks.values():
         assert isinstance(task.error, PartsDiffer)
-        assert task.error.words[1] == "mean of float32 [4]"
-        assert "rank 1: mean of float32 [4]" in str(task.error)
+        assert task.error.words[1].endswith("float32 [4]")
+        assert f"rank 1: {task.error.words[1]}" in str(task.error)

@@ -40,7 +40,7 @@ def test_it_is_the_protocol_to_the_letter(executor):
     assert (launch["gpu"].default, launch["timeout"].default) == (None, 3600)
     assert inspect.signature(executor.stream_logs).parameters["n_lines"].default == 200
     assert inspect.signature(executor.collect).parameters["timeout"].default is None
-    assert executor.backend_name == "local"
+    assert executor.backend_name == "local_process"
     assert executor.supports_inter_replica_network is True
 
 
@@ -112,13 +112,14 @@ def test_collect_past_its_deadline_says_what_is_still_running(executor, jobs):
     handles = executor.launch_replicas(1, "jobs:hang", {})
     (row,) = executor.collect(handles, timeout=0.2)
     assert row["status"] in ("pending", "running")
-    assert "still going" in row["error"]
+    assert row["error"]
     executor.cancel(handles[0])
 
 
 def test_a_gpu_is_pinned_or_refused_and_never_ignored(executor, jobs, tmp_path, monkeypatch):
-    with pytest.raises(Unsupported, match="this machine has 0"):
+    with pytest.raises(Unsupported) as caught:
         executor.launch_replicas(1, "jobs:echo", {}, gpu="H100")
+    assert caught.value.fields == ("gpu",)
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU-7, NVIDIA H100 80GB HBM3'\n")
     tool.chmod(0o755)
@@ -138,16 +139,17 @@ def test_logs_are_the_last_lines_and_only_lines(executor, jobs):
 def test_a_foreign_or_broken_handle_is_refused(executor):
     with pytest.raises(ConfigError, match="`modal`"):
         executor.poll(ReplicaHandle(0, "modal", {}))
-    with pytest.raises(ConfigError, match="no run_id, run, store"):
-        executor.poll(ReplicaHandle(0, "local", {}))
+    with pytest.raises(ConfigError, match="run_id, run, store"):
+        executor.poll(ReplicaHandle(0, "local_process", {}))
 
 
 def test_arguments_that_do_not_fit_are_refused_before_anything_starts(executor):
-    with pytest.raises(ConfigError, match="no argument `c`"):
+    with pytest.raises(ConfigError, match="`c`"):
         executor.launch_replicas(1, add, {"a": 1, "b": 2, "c": 3})
     with pytest.raises(ConfigError, match="lambda"):
         executor.launch_replicas(1, lambda: 1, {})
     with pytest.raises(ConfigError, match="gpu=`7`"):
         executor.launch_replicas(1, add, {"a": 1, "b": 2}, gpu=7)
-    with pytest.raises(ConfigError, match="entrypoint_args is a mapping"):
+    with pytest.raises(ConfigError) as caught:
         executor.launch_replicas(1, add, [1])
+    assert caught.value.reason == "entrypoint_args"

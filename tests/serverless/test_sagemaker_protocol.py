@@ -112,17 +112,18 @@ def test_failures_carry_exit_code_and_traceback(executor, image, store):
 def test_what_is_missing_is_said_at_once(executor):
     with pytest.raises(ConfigError) as caught:
         executor.launch_replicas(1, "jobs:echo", {"lr": 1})
-    for name in ("`rendezvous_uri` is missing", "`trainer_module` is missing", "`trainer_fn` is missing", "`lr`"):
+    for name in ("`rendezvous_uri`", "`trainer_module`", "`trainer_fn`", "`lr`"):
         assert name in caught.value.message
     with pytest.raises(ConfigError, match="rendezvous_uri"):
         executor.launch_replicas(1, "jobs:echo", None)
 
 
 def test_an_entry_point_that_says_otherwise_is_refused_and_not_dropped(executor, store):
-    with pytest.raises(ConfigError, match="which one is it"):
+    with pytest.raises(ConfigError, match=r"`jobs:other`.*`jobs:echo`"):
         executor.launch_replicas(1, "jobs:other", asked(store, "echo"))
-    with pytest.raises(ConfigError, match="not this callable"):
+    with pytest.raises(ConfigError) as caught:
         executor.launch_replicas(1, lambda: 1, asked(store, "echo"))
+    assert caught.value.reason == "callable"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_gpus_and_instance_types(executor, image, store, peer, gpu, instance_typ
 
 def test_one_gpu_of_eight_warns_with_the_price(executor, image, store, peer):
     peer.engine.admits.clear()
-    with pytest.warns(UserWarning, match=r"8 × A100\): \$25.25/h"):
+    with pytest.warns(UserWarning, match=r"8 × A100.*\$25\.25/h"):
         handles = executor.launch_replicas(1, "jobs:echo", asked(store, "echo"), gpu="A100")
     executor.cancel(handles[0])
 

@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from atoll.rounds import kernels, native
-from atoll.rounds.native import NativeKernels
+from atoll import kernels
+from atoll.kernels import native
+from atoll.kernels.native import NativeKernels
 from repository import ROOT
 from tiers import allowing
 

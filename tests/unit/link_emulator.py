@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Callable, Generator
 from typing import Any
 
-from atoll.rounds.drive import answer
-from atoll.rounds.ops import Create, Discard, Gather, Get, Op, Open, Put, Request, Sleep
+from atoll.rounds.io import Create, Discard, Gather, Get, Op, Open, Put, Read, Request, Sleep, answer
 from atoll.stores.base import pieces
 from atoll.stores.memory import MemoryStore
 
@@ -135,7 +134,8 @@ class Emulator:
                 back = self._through(name, "down", self.now, size)
             self._at(back, lambda: reply(value, error))
 
-        self._at(sent + self._latency_s, arrive)
+        # The bytes that a `Read` takes have come with the answer to the `Open`.
+        self._at(sent + (0.0 if isinstance(op, Read) else self._latency_s), arrive)
 
     def _through(self, name: str, way: str, ready: float, amount: int) -> float:
         """When the last byte is through the replica's network."""

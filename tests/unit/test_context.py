@@ -25,12 +25,12 @@ def test_everything_that_is_missing_is_named_at_once():
         ReplicaContext.from_environment({"REPLICA_RANK": "x"})
     for name in ("REPLICA_RANK", "WORLD_SIZE", "ATOLL_RUN_ID", "ATOLL_STORE"):
         assert name in str(caught.value)
-    assert "atoll run" in (caught.value.hint or "")
+    assert "`atoll run" in (caught.value.hint or "")
 
 
 def test_a_rank_beyond_the_world_is_refused():
     environ = {"REPLICA_RANK": "4", "WORLD_SIZE": "4", "ATOLL_RUN_ID": "r", "RENDEZVOUS_URI": "file:///x"}
-    with pytest.raises(ConfigError, match="not below"):
+    with pytest.raises(ConfigError, match=r"REPLICA_RANK=4.*WORLD_SIZE=4"):
         ReplicaContext.from_environment(environ)
 
 
@@ -42,15 +42,15 @@ def test_a_path_object_is_an_address(tmp_path):
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
-        ({"loss": "x"}, "loss='x': a metric is one number"),
-        ({"loss": None}, "loss=None: a metric is one number"),
-        ({"loss": [1.0, 2.0]}, "loss=[1.0, 2.0]: a metric is one number"),
-        ({"loss": np.ones(2)}, "loss=ndarray(…): a metric is one number"),
-        ({"loss": torch.ones(2)}, "loss=Tensor(…): a metric is one number"),
-        ({"loss": torch.ones(1, device="meta")}, "loss=Tensor(…): a metric is one number"),
+        ({"loss": "x"}, "loss='x'"),
+        ({"loss": None}, "loss=None"),
+        ({"loss": [1.0, 2.0]}, "loss=[1.0, 2.0]"),
+        ({"loss": np.ones(2)}, "loss=ndarray(…)"),
+        ({"loss": torch.ones(2)}, "loss=Tensor(…)"),
+        ({"loss": torch.ones(1, device="meta")}, "loss=Tensor(…)"),
         ({"loss": 10**400}, "loss=1000"),
-        ({"round_no": "x"}, "round_no='x': a whole number from 0, or None"),
-        ({"round_no": -1}, "round_no=-1: a whole number from 0, or None"),
+        ({"round_no": "x"}, "round_no='x'"),
+        ({"round_no": -1}, "round_no=-1"),
     ],
 )
 @pytest.mark.parametrize("is_run", [True, False])
@@ -76,4 +76,6 @@ def test_a_loss_with_a_gradient_is_logged_without_a_warning(tmp_path):
 
 
 def test_log_outside_a_run_is_quiet():
-    ReplicaContext("r", 0, 1, "memory://x").log(loss=1.0)
+    context = ReplicaContext("r", 0, 1, "memory://log-outside")
+    context.log(loss=1.0)
+    assert list(context.store.list()) == []

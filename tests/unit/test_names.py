@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, UnknownName
 from atoll.executors.local.gpus import Device, share, short_name
-from atoll.gpu import KNOWN, Gpu
 from atoll.handle import RunHandle
 from atoll.names import key_name, native_name, new_run_id, run_id_problem
+from atoll.spec import KNOWN, Gpu
 
 HOSTILE = [
     "a",
@@ -93,7 +93,7 @@ def test_a_handle_survives_text(executor, scope, native_id, replicas):
     ],
 )
 def test_what_is_no_handle_is_refused(bad):
-    with pytest.raises(ConfigError, match="not a run handle"):
+    with pytest.raises(ConfigError, match=re.escape(f"`{bad}`")):
         RunHandle.parse(bad)
 
 
@@ -106,10 +106,10 @@ def test_gpus_are_read_by_name_and_count(text, gpu):
 
 
 def test_an_unknown_gpu_is_refused_with_what_may_be_meant():
-    with pytest.raises(UnknownName, match="did you mean `H100`"):
+    with pytest.raises(UnknownName, match=r"`H10O`.*`H100`\?"):
         Gpu.parse("H10O:8")
     for bad in ("H100:0", "H100:x", "H100:-1"):
-        with pytest.raises(ValueError, match="whole number"):
+        with pytest.raises(ValueError, match=re.escape(f"`{bad.partition(':')[2]}`")):
             Gpu.parse(bad)
 
 
@@ -132,5 +132,7 @@ def test_devices_are_shared_without_overlap():
     devices = [Device(str(i), "L4") for i in range(6)]
     assert share(Gpu("L4", 2), 3, devices) == ["0,1", "2,3", "4,5"]
     assert share(Gpu("any", 3), 2, devices) == ["0,1,2", "3,4,5"]
-    assert "this machine has 0" in share(Gpu("H100"), 1, devices)
+    refused = share(Gpu("H100"), 1, devices)
+    assert isinstance(refused, str)
+    assert "H100" in refused
     assert "any" in KNOWN

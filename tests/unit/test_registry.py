@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -10,22 +11,22 @@ import pytest
 
 from atoll import registry
 from atoll.errors import ConfigError, UnknownName
-from atoll.stores.file import FileStore
+from atoll.stores.file.store import FileStore
 
 
 def test_a_wrong_name_says_what_may_be_meant():
-    with pytest.raises(UnknownName, match="did you mean `local`"):
+    with pytest.raises(UnknownName, match=r"`locla`.*`local`\?"):
         registry.executor("locla")
-    with pytest.raises(UnknownName, match="did you mean `file`"):
+    with pytest.raises(UnknownName, match=r"`fil`.*`file`\?"):
         registry.open_store("fil:///x")
 
 
 def test_a_wrong_setting_is_named():
-    with pytest.raises(ConfigError, match=r"settings of executor `local`: nope: there is no such argument; there are"):
+    with pytest.raises(ConfigError, match=r"`local`.*nope: .*root"):
         registry.executor("local", nope=1)
-    with pytest.raises(ConfigError, match=r"rot: there is no such argument, did you mean `root`\?"):
+    with pytest.raises(ConfigError, match=r"rot: .*`root`\?"):
         registry.executor("local", rot="x")
-    with pytest.raises(ConfigError, match=r"instance_typ: there is no such argument, did you mean `instance_type`\?"):
+    with pytest.raises(ConfigError, match=r"instance_typ: .*`instance_type`\?"):
         registry.executor("sagemaker", instance_typ="ml.g5.2xlarge")
 
 
@@ -45,9 +46,9 @@ def test_a_path_object_is_the_folder_it_names(tmp_path, monkeypatch):
 
 
 def test_an_address_in_a_path_object_is_refused_and_written_as_it_was_meant():
-    with pytest.raises(ConfigError, match="store `s3:/bucket/runs`: a `Path` cannot hold an address") as caught:
+    with pytest.raises(ConfigError, match="`s3:/bucket/runs`") as caught:
         registry.open_store(Path("s3://bucket/runs"))
-    assert caught.value.hint == "give it as text: 's3://bucket/runs'"
+    assert "'s3://bucket/runs'" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -61,24 +62,25 @@ def test_an_address_in_a_path_object_is_refused_and_written_as_it_was_meant():
 )
 def test_an_address_that_lacks_a_slash_is_not_taken_for_a_folder(tmp_path, monkeypatch, given, meant):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"store `{given}`: an address has `://`") as caught:
+    with pytest.raises(ConfigError, match=re.escape(f"`{given}`")) as caught:
         registry.open_store(given)
-    assert caught.value.hint == f"write '{meant}'"
+    assert f"'{meant}'" in (caught.value.hint or "")
     (tmp_path / "s3:runs").mkdir()
     assert registry.store_uri("s3:runs") == f"file://{tmp_path}/s3%3Aruns"
 
 
 @pytest.mark.parametrize(("given", "said"), [(None, "None"), ("", "''"), (7, "7"), (b"runs", r"bytes\(…\)")])
 def test_what_is_no_address_is_named(given, said):
-    with pytest.raises(ConfigError, match=rf"a store is a URI or a path, .*, not {said}$"):
+    with pytest.raises(ConfigError, match=f"{said}$") as caught:
         registry.open_store(given)
+    assert caught.value.hint is None
 
 
 def test_options_behind_a_path_are_refused_with_the_uri_that_takes_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="takes no options") as caught:
+    with pytest.raises(ConfigError, match=re.escape("`a b?recycle=1&fsync=0`")) as caught:
         registry.open_store("a b?recycle=1&fsync=0")
-    assert caught.value.hint == f"write it as a URI: 'file://{tmp_path}/a%20b?recycle=1&fsync=0'"
+    assert f"'file://{tmp_path}/a%20b?recycle=1&fsync=0'" in (caught.value.hint or "")
     assert list(tmp_path.iterdir()) == []
     opened = registry.open_store(caught.value.hint.partition("'")[2].rstrip("'"))
     assert isinstance(opened, FileStore)
@@ -86,11 +88,9 @@ def test_options_behind_a_path_are_refused_with_the_uri_that_takes_them(tmp_path
 
 
 def test_a_misspelt_option_of_a_file_store_says_which_one_may_be_meant():
-    with pytest.raises(
-        ConfigError, match=r"a file:// store has no option `recyle`, did you mean `recycle`\?"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"`recyle`.*`recycle`\?") as caught:
         registry.open_store("file:///x?recyle=1")
-    assert caught.value.hint == "options: fsync, recycle"
+    assert "fsync, recycle" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["really?", "a?b=1/c", "a?b"])
@@ -129,4 +129,5 @@ def test_third_parties_add_adapters_by_entry_point_and_a_broken_one_harms_nobody
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("theirs opened theirs://x\nConfigError executor `broken` (not_there:X) does not load")
+    assert done.stdout.startswith("theirs opened theirs://x\nConfigError ")
+    assert "`broken` (not_there:X)" in done.stdout

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import math
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.errors import InvalidSpec
-from atoll.gpu import Gpu
-from atoll.spec import _LAUNCH_TAKES, Code, Placement, RunSpec, Task
+from atoll.spec import _LAUNCH_TAKES, Code, Gpu, Placement, RunSpec, Task
 
 
 def module_level(ctx):
@@ -77,42 +77,28 @@ def test_every_problem_is_reported_at_once_with_field_value_and_rule():
             secrets={"T": "value"},
             rank_env="WORLD_SIZE",
         )
-    text = "\n".join(caught.value.problems)
-    for field in (
-        "run_id=`a/b`",
-        "entry=`no colon`",
-        "replicas=`0`",
-        "gpu=`H10O`",
-        "cpus=`-1`",
-        "memory_gib=`nan`",
-        "image=` `",
-        "timeout_s=`0`",
-        "grace_s=`-1`",
-        "max_restarts=`-1`",
-        "env.1A",
-        "env.B",
-        "env.REPLICA_RANK",
-        "secrets.T",
-        "rank_env=`WORLD_SIZE`",
-    ):
-        assert field in text
-    assert len(caught.value.problems) == 15
+    assert sorted(caught.value.fields) == sorted([
+        "run_id", "entry", "replicas", "gpu", "cpus", "memory_gib", "image", "timeout_s", "grace_s", "max_restarts",
+        "env.1A", "env.B", "env.REPLICA_RANK", "secrets.T", "rank_env",
+    ])  # fmt: skip
+    for value in ("`a/b`", "`no colon`", "`0`", "`H10O`", "`-1`", "`nan`", "` `", "`WORLD_SIZE`"):
+        assert value in caught.value.message
 
 
 @pytest.mark.parametrize(
     ("value", "where"),
     [
-        ((1, 2), "args.x="),
-        ({1: 2}, "args.x="),
-        ([{"y": float("inf")}], "args.x[0].y="),
-        (object(), "args.x="),
-        (b"bytes", "args.x="),
+        ((1, 2), "args.x"),
+        ({1: 2}, "args.x"),
+        ([{"y": float("inf")}], "args.x[0].y"),
+        (object(), "args.x"),
+        (b"bytes", "args.x"),
     ],
 )
 def test_what_json_would_change_is_refused_and_named(value, where):
     with pytest.raises(InvalidSpec) as caught:
         RunSpec.build("m:f", args={"x": value})
-    assert where in str(caught.value)
+    assert caught.value.fields == (where,)
 
 
 def test_a_secret_in_the_environment_is_refused_and_the_right_way_is_shown():
@@ -132,49 +118,54 @@ class Holder:
 
 
 @pytest.mark.parametrize(
-    ("entry", "reason"),
+    ("entry", "named"),
     [
         (lambda: 1, "lambda"),
-        (functools.partial(module_level, 1), "no name to import it by"),
-        (Holder().method, "plain function"),
-        (Holder.method, "inside a function or class"),
-        ("module", "which function"),
-        ("module:", "not a function name"),
-        ("mod ule:f", "package.module:function"),
-        ("a:b:c", "package.module:function"),
-        ("", "package.module:function"),
+        (functools.partial(module_level, 1), "partial"),
+        (Holder().method, "Holder.method"),
+        (Holder.method, "Holder.method"),
+        ("module", "`module`"),
+        ("module:", "`module:`"),
+        ("mod ule:f", "`mod ule:f`"),
+        ("a:b:c", "`a:b:c`"),
+        ("", "``"),
     ],
 )
-def test_what_another_process_cannot_import_is_refused_with_the_reason(entry, reason):
-    with pytest.raises(InvalidSpec, match=reason):
+def test_what_another_process_cannot_import_is_refused_by_name(entry, named):
+    with pytest.raises(InvalidSpec, match=re.escape(named)) as caught:
         RunSpec.build(entry)
+    assert caught.value.fields == ("entry",)
 
 
 def test_a_local_function_is_refused_and_a_module_level_one_is_taken():
     def local(ctx):
         return ctx
 
-    with pytest.raises(InvalidSpec, match="move it to module level"):
+    with pytest.raises(InvalidSpec, match="local") as caught:
         RunSpec.build(local)
+    assert caught.value.fields == ("entry",)
     assert RunSpec.build(module_level).task.entry.endswith("test_spec:module_level")
 
 
 def test_words_are_for_scripts_and_arguments_for_functions():
     assert RunSpec.build("a/b.py", argv=["x"]).task.argv == ("x",)
-    with pytest.raises(InvalidSpec, match="argv"):
+    with pytest.raises(InvalidSpec) as caught:
         RunSpec.build("a.b:f", argv=["x"])
-    with pytest.raises(InvalidSpec, match="not a Python name"):
+    assert caught.value.fields == ("argv",)
+    with pytest.raises(InvalidSpec, match="`not-a-name`") as caught:
         RunSpec.build("a.b:f", args={"not-a-name": 1})
+    assert caught.value.fields == ("args",)
 
 
 def test_an_unknown_field_is_refused_with_the_one_that_may_be_meant():
     with pytest.raises(InvalidSpec) as caught:
         RunSpec.build("m:f", gpus=8, stroe="./runs", colour="red", cpus=-1)
+    assert caught.value.fields == ("gpus", "stroe", "colour", "cpus")
     gpus, store, colour, cpus = caught.value.problems
-    assert gpus == "gpus: there is no such argument, did you mean `cpus` or `gpu`?"
-    assert store == "stroe: there is no such argument, did you mean `store`?"
-    assert colour.startswith("colour: there is no such argument; a placement has replicas, gpu, cpus, ")
-    assert cpus.startswith("cpus=`-1`")
+    assert "`gpu`" in gpus
+    assert "`store`?" in store
+    assert "replicas, gpu, cpus, " in colour
+    assert "`-1`" in cpus
 
 
 def test_what_is_offered_for_a_misspelt_keyword_is_what_launch_takes():

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.workspace.git import tracked_and_untracked
-from atoll.workspace.ignore import Ignore
-from atoll.workspace.listing import OWN_IGNORE_FILE, Listing, list_files, walk
+from atoll.bundle.files import OWN_IGNORE_FILE, Ignore, Listing, list_files, tracked_and_untracked, walk
 
 _NOBODY = 65534
 

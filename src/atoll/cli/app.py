@@ -1,45 +1,66 @@
-"""The tree of commands, found in `atoll.cli.commands` and loaded when used; and the one place that reports errors."""
+"""The `atoll` command group, which finds its commands in `atoll.cli.commands` and loads them when they are used.
+
+`invoke` runs a command; it is the one place that prints errors.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
 import click
 
-from atoll.cli.envelope import error_record
 from atoll.cli.main import COMPLETE
-from atoll.cli.output import Output
-from atoll.errors import AtollError, UnknownName, UsageError, did_you_mean
+from atoll.cli.output import Output, error_record, write
+from atoll.errors import AtollError, InternalError, UnknownName, UsageError, did_you_mean
+from atoll.log_lines import log_to_stderr
 
+_MOST_FRAMES = 4
 SECTIONS = ("Start", "Look", "End", "Set up")
 _COMMANDS = "atoll.cli.commands"
+_VERBOSITY = "atoll.verbosity"
 
 
 class Command(click.Command):
-    """A command with `--json`, a section in the overview, and optionally words after `--` kept apart."""
+    """A command with `--json` and a section of the help; it may keep the arguments after `--` for a script."""
 
-    def __init__(self, *args: Any, section: str, takes_words: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, section: str, takes_script_args: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.section, self.takes_words = section, takes_words
-        help_text = "Write JSON to stdout: one envelope, after JSON lines for what streams."
+        self.section, self.takes_script_args = section, takes_script_args
+        help_text = "Write JSON lines to stdout; the last one is the envelope with the result."
         self.params.append(click.Option(["--json"], is_flag=True, expose_value=False, help=help_text))
+        self.params.append(_verbose_option())
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), *(["[-- WORD...]"] if self.takes_words else [])]
+        return [*super().collect_usage_pieces(ctx), *(["[-- ARG...]"] if self.takes_script_args else [])]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if self.takes_words and "--" in args:
+        if self.takes_script_args and "--" in args:
             at = args.index("--")
-            ctx.meta["words"] = tuple(args[at + 1 :])
+            ctx.meta["script_args"] = tuple(args[at + 1 :])
             args = args[:at]
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        log_to_stderr(os.environ, verbosity=ctx.meta.get(_VERBOSITY, 0))
+        return super().invoke(ctx)
+
+
+def _verbose_option() -> click.Option:
+    """`-v`, which is accepted before and after the verb; the counts are added."""
+
+    def count(ctx: click.Context, _: click.Parameter, value: int) -> None:
+        ctx.meta[_VERBOSITY] = ctx.meta.get(_VERBOSITY, 0) + value
+
+    help_text = "Log to stderr; -vv logs more. See also ATOLL_LOG."
+    return click.Option(["-v", "--verbose"], count=True, expose_value=False, callback=count, help=help_text)
+
 
 def command(section: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command: it gets the `Output` first, and may return an exit code."""
+    """Make a function a command: its first argument is the `Output`, and it may return an exit code."""
 
     def wrap(function: Callable[..., Any]) -> Command:
         attributes.setdefault("name", function.__name__.removesuffix("_command"))
@@ -49,7 +70,7 @@ def command(section: str, **attributes: Any) -> Callable[[Callable[..., Any]], C
 
 
 class Commands(click.Group):
-    """Every module of `atoll.cli.commands` is a command of the same name. Adding one is adding a file."""
+    """A group in which every module of `atoll.cli.commands` is a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         from importlib import import_module
@@ -71,11 +92,11 @@ class Commands(click.Group):
         name = args[0]
         known = self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
-            raise UnknownName("command", name, known, hint="`atoll --help` says what each one does")
+            raise UnknownName("command", name, known, hint="`atoll --help` lists the commands")
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        formatter = click.HelpFormatter(width=88)  # the same everywhere: this text is also shipped as a file
+        formatter = click.HelpFormatter(width=88)  # a fixed width, because this text is also shipped as a file
         self.format_help(ctx, formatter)
         return formatter.getvalue().rstrip("\n")
 
@@ -91,8 +112,9 @@ class Commands(click.Group):
 @click.command(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Every command takes --help and --json. Exit codes: 0 done, 1 the run failed, 2 your input, "
-    "3 the backend, 4 the store, 5 a round, 70 a bug, 124 a deadline, 130 Ctrl-C.",
+    params=[_verbose_option()],
+    epilog="Every command has --help, --json and -v. Exit codes: 0 success, 1 the run failed, 2 wrong input, "
+    "3 backend error, 4 store error, 5 round error, 70 bug in Atoll, 124 deadline passed, 130 Ctrl-C.",
 )
 @click.version_option(package_name="atoll", message="%(prog)s %(version)s")
 def root() -> None:
@@ -100,7 +122,7 @@ def root() -> None:
 
 
 def invoke(argv: list[str]) -> int:
-    """Run a command; report what goes wrong; return the exit code."""
+    """Run a command, print its error if it fails, and return the exit code."""
     if COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 
@@ -120,44 +142,50 @@ def invoke(argv: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail(out, Interrupted())
     except BrokenPipeError:
-        raise  # the reader has had enough; `main` knows
-    except Exception as exc:  # noqa: BLE001  the last line of defence: a bug of ours, told in our own form
-        from atoll.cli.crash import crash
-
-        return _fail(out, crash(exc))
+        raise  # `main` discards the rest of the output
+    except Exception as exc:  # noqa: BLE001  any other exception is a bug, and is reported as one
+        return _fail(out, _bug(exc))
 
 
 class Interrupted(AtollError):
-    """Ctrl-C. Runs go on: only this command ends."""
+    """Ctrl-C: the command ends, runs continue."""
 
     exit_code = 130
 
     def __init__(self, hint: str | None = None, *, quiet: bool = False) -> None:
-        super().__init__("interrupted; runs go on without this command", hint=hint)
+        super().__init__("interrupted; runs continue without this command", hint=hint)
         self.is_quiet = quiet
-        """Whether all was said already."""
+        """Whether the command has printed its message already."""
 
 
 def _usage(exc: click.UsageError) -> UsageError:
     path = exc.ctx.command_path if exc.ctx else "atoll"
     message = exc.format_message()
-    hint = f"`{path} --help` shows what there is"
+    hint = f"`{path} --help` lists the options"
     if isinstance(exc, click.NoSuchOption) and exc.ctx is not None:
         known = [option for p in exc.ctx.command.params for option in p.opts if option.startswith("--")]
         message = f"no such option `{exc.option_name}`{did_you_mean(exc.option_name, known)}"
-        if getattr(exc.ctx.command, "takes_words", False):
-            hint += "; words for your script go after `--`"
+        if getattr(exc.ctx.command, "takes_script_args", False):
+            hint += "; arguments of your script go after `--`"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
+def _bug(exc: BaseException) -> InternalError:
+    """The error to report for an unexpected exception, with its last frames; `ATOLL_DEBUG=1` prints all of them."""
+    frames = traceback.extract_tb(exc.__traceback__)[-_MOST_FRAMES:]
+    lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    error = InternalError("\n".join([f"{type(exc).__name__}: {exc}", *lines]))
+    error.hint = f"{error.hint}; ATOLL_DEBUG=1 shows the whole traceback"
+    error.__cause__ = exc
+    return error
+
+
 def _fail(out: Output, error: AtollError) -> int:
-    """Say what happened and the next step. The only place where errors are printed."""
-    from atoll.cli.outage import hint_of
+    """Print the error and its hint, and return its exit code."""
+    from atoll.cli.watch import error_hint
 
-    error.hint = hint_of(error)
+    error.hint = error_hint(error)
     if os.environ.get("ATOLL_DEBUG"):
-        import traceback
-
         sys.stderr.write("".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
         if not error.is_quiet:
@@ -171,6 +199,4 @@ def _fail(out: Output, error: AtollError) -> int:
 
 
 def _stderr(text: str) -> None:
-    from atoll.cli.output import write
-
     write(sys.stderr, text + "\n")

@@ -1,6 +1,6 @@
-"""The `atoll` command. Help and version are answered at once, from a text file; the rest loads what it needs.
+"""The `atoll` command. It prints the help from a text file; every other command loads the modules that it needs.
 
-Nothing but `sys` and `os` may be imported at the top: this module is the start-up time of the command line.
+Only `sys` and `os` may be imported at the top, because every command waits for this module.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     except BrokenPipeError:
-        hush()
+        _discard_output()
         return 0
 
 
-def hush() -> None:
-    """The reader of our output has had enough (`| head`): what is left goes nowhere, without a word."""
+def _discard_output() -> None:
+    """Discard the remaining output, after a reader such as `| head` has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,24 +1,25 @@
-"""Where the time of each rank's last round went, as a table. Pure."""
+"""The phases of each rank's last round as a table: `atoll top` shows it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atoll import durations, sizes
-from atoll.cli.metrics import percent
-from atoll.cli.text import Cell, Column, Table
-from atoll.rounds.round_record import PHASES, RoundRecord
+from atoll import units
+from atoll.cli.output import Cell, Column, Table
+from atoll.cli.render import percent
+from atoll.rounds.timeline import PHASES, RoundRecord
 
 LETTERS = {"compute": "c", "encode": "e", "put": "p", "wait": "w", "get": "g", "reduce": "r", "apply": "a"}
-LEGEND = "shape: " + ", ".join(f"{letter} {name}" for name, letter in LETTERS.items()) + ", - nothing of these"
+LEGEND = "shape: " + ", ".join(f"{letter} {name}" for name, letter in LETTERS.items()) + ", - none of these"
 _WIDTH = 24
 
 
 def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int], *, now: float | None = None) -> Table:
-    """Rank, its last round that is written down, time, shape, each phase as a share of it, exposed, hidden, and more.
+    """One row per rank: the last recorded round, its time, its phases as shares of the time, bytes and requests.
 
-    With `now` also how long ago that round was: short ones are written several at once, so newer ones may be over.
+    With `now` also the time since that round ended: replicas write several short rounds at once, so newer rounds may
+    have ended.
     """
     columns = (
         Column("rank", is_right=True),
@@ -38,12 +39,12 @@ def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int], *, no
 
 
 def legend(table: Table, width: int) -> str:
-    """What the letters mean; empty if the table has no room for them."""
+    """The meaning of the letters; empty if the table is too wide to have the column."""
     return LEGEND if any(column.title == "shape" for column in table.fitted(width).columns) else ""
 
 
 def round_json(record: RoundRecord) -> dict[str, Any]:
-    """A record without its intervals, with the shares that people see."""
+    """A record for programs: without its intervals, with the computed shares."""
     data = record.to_json()
     for phase in data["phases"].values():
         del phase["spans_us"]
@@ -51,22 +52,22 @@ def round_json(record: RoundRecord) -> dict[str, Any]:
 
 
 def shape(record: RoundRecord, width: int = _WIDTH) -> str:
-    """The round from its first inner step to its outer step, as letters: what went on for most of each slice."""
+    """The round as letters from its first inner step to its outer step: for each slice of time the longest phase."""
     spans = [(at, at + lasted, name) for name, phase in record.phases.items() for at, lasted in phase.spans]
     first = min([0.0, *(began for began, _, _ in spans)])
     last = max([record.exchange_s, *(ended for _, ended, _ in spans)])
     slice_s = (last - first) / width
     if slice_s <= 0:
         return ""
-    drawn = ""
+    letters = ""
     for number in range(width):
         began, ended = first + number * slice_s, first + (number + 1) * slice_s
         shares: dict[str, float] = {}
         for span_began, span_ended, name in spans:
             shares[name] = shares.get(name, 0.0) + max(0.0, min(ended, span_ended) - max(began, span_began))
         name = max(shares, key=lambda name: shares[name], default="")
-        drawn += LETTERS.get(name, "o") if name and shares[name] > 0 else "-"
-    return drawn
+        letters += LETTERS.get(name, "o") if name and shares[name] > 0 else "-"
+    return letters
 
 
 def _row(record: RoundRecord, now: float | None) -> tuple[Cell, ...]:
@@ -78,14 +79,14 @@ def _row(record: RoundRecord, now: float | None) -> tuple[Cell, ...]:
     return (
         Cell(str(record.rank), "bold"),
         Cell(str(record.round_no) + ("" if record.is_over else "?"), "" if record.is_over else "bad"),
-        *([] if now is None else [Cell(durations.text(now - record.time - record.exchange_s), "dim")]),
+        *([] if now is None else [Cell(units.duration_text(now - record.time - record.exchange_s), "dim")]),
         Cell(seconds_text(total_s)),
         Cell(shape(record), "busy"),
         *(Cell(share(record.wall_s(name)) if name in record.phases else "") for name in PHASES),
         Cell(share(record.exposed_s), "warn" if total_s > 0 and record.exposed_s > total_s / 2 else ""),
         Cell(percent(record.hidden_share)),
-        Cell(sizes.text(record.bytes_up)),
-        Cell(sizes.text(record.bytes_down)),
+        Cell(units.size_text(record.bytes_up)),
+        Cell(units.size_text(record.bytes_down)),
         Cell(str(sum(record.requests.values()))),
         Cell(str(record.retries) if record.retries else "", "warn"),
     )

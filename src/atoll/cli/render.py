@@ -1,23 +1,31 @@
-"""Status, results and plans as tables and texts. Pure: what was learned goes in, what is shown comes out."""
+"""The status and the result of a run as tables, texts and JSON. Pure: no store, no backend, no terminal."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from atoll import durations
-from atoll.cli.metrics import REJECTED, metric_cell, metric_columns, metric_names, metric_text, shown_metrics
-from atoll.cli.text import Cell, Column, Table, cut, one_line
+from atoll import units
+from atoll.cli.output import Cell, Column, Table, cut, one_line
 from atoll.cli.waits import SILENT_S
-from atoll.failures import again_text
-from atoll.result import ReplicaOutcome, RunResult
+from atoll.result import ReplicaOutcome, RunResult, again_text, ranks_text
 from atoll.rounds.metrics import Waiting
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
-_LISTED = 4
-"""Restarted replicas that are named in a line."""
+REJECTED = "updates_rejected"
+ROUND_METRICS = {
+    "wait_share": "wait",
+    "hidden_share": "hidden",
+    "bytes_up": "up",
+    "bytes_down": "down",
+    REJECTED: "rejected",
+}
+"""The metrics that rounds report by themselves, with the titles of their columns; the user's metrics come first."""
 STATE_STYLES = {
     ReplicaState.PENDING: "warn",
     ReplicaState.RUNNING: "busy",
@@ -26,6 +34,14 @@ STATE_STYLES = {
     ReplicaState.CANCELLED: "warn",
     ReplicaState.LOST: "lost",
 }
+_TOTAL_BYTES = "bytes"
+_MOST_METRICS = 8
+_FIXED_METRICS = 2
+"""So many metrics keep their columns on a narrow terminal."""
+_MOST_RESTARTS = 4
+"""Restarted replicas that a line names."""
+_MOST_ENDINGS = 8
+"""Ended replicas that `atoll logs` describes one by one."""
 
 
 def state_cell(state: ReplicaState) -> Cell:
@@ -38,53 +54,52 @@ def counts_text(status: RunStatus) -> str:
 
 
 def progress_line(status: RunStatus) -> str:
-    """How the run is doing, in one line for a log: counts, the rounds, and the mean of the leading metric.
-
-    What those who are over or silent said last is not how the run is doing.
-    """
+    """The run in one line: counts, rounds, and the mean of the first metric, over the replicas that still report."""
     parts = [counts_text(status)]
-    heard = [replica.progress for replica in alive(status)]
-    rounds = [progress.round_no for progress in heard if progress.round_no is not None]
+    reports = [replica.progress for replica in reporting(status)]
+    rounds = [progress.round_no for progress in reports if progress.round_no is not None]
     if rounds:
         parts.append(f"round {min(rounds)}" if min(rounds) == max(rounds) else f"rounds {min(rounds)} to {max(rounds)}")
     for name in metric_names(status)[:1]:
-        values = [progress.metrics[name] for progress in heard if name in progress.metrics]
+        values = [progress.metrics[name] for progress in reports if name in progress.metrics]
         if values:
             parts.append(f"{name} {metric_text(name, sum(values) / len(values))}")
     return ", ".join([*parts, *filter(None, [restarts_text(status), rejected_text(status)])])
 
 
 def restarts_text(status: RunStatus) -> str:
-    """Such as `restarted: rank 1 (attempt 0 ended: killed by SIGKILL)`; empty if nobody is at a second try."""
+    """Such as `restarted: rank 1 (attempt 0 ended: killed by SIGKILL)`; empty if no running replica was restarted."""
     again = [r for r in status.replicas if r.attempt and not r.state.is_terminal]
-    told = ", ".join(f"rank {r.rank} ({_first_line(r.message) or f'try {r.attempt}'})" for r in again[:_LISTED])
-    more = f" and {len(again) - _LISTED} more" if again[_LISTED:] else ""
-    return f"restarted: {told}{more}" if told else ""
+    named = (f"rank {r.rank} ({_first_line(r.message) or f'attempt {r.attempt}'})" for r in again[:_MOST_RESTARTS])
+    ranks = ", ".join(named)
+    more = f" and {len(again) - _MOST_RESTARTS} more" if again[_MOST_RESTARTS:] else ""
+    return f"restarted: {ranks}{more}" if ranks else ""
 
 
 def rejected_text(status: RunStatus) -> str:
-    """Such as `updates rejected: 2 of rank 1`; empty if none was."""
+    """Such as `updates rejected: 2 of rank 1`; empty if there are none."""
     counts = {r.rank: r.progress.metrics.get(REJECTED, 0.0) for r in status.replicas}
     return rejections_text({rank: int(count) for rank, count in counts.items() if 1 <= count < math.inf})
 
 
 def rejections_text(counts: Mapping[int, int]) -> str:
-    """Rank → how many, in words."""
-    told = ", ".join(f"{count} of rank {rank}" for rank, count in sorted(counts.items()))
-    return f"updates rejected: {told}" if told else ""
+    """The number of rejected updates of each rank, as text."""
+    listed = ", ".join(f"{count} of rank {rank}" for rank, count in sorted(counts.items()))
+    return f"updates rejected: {listed}" if listed else ""
 
 
-def alive(status: RunStatus) -> list[ReplicaStatus]:
-    """Those who run and are heard of; of a run that is over, those who succeeded, or everybody if nobody did."""
+def reporting(status: RunStatus) -> list[ReplicaStatus]:
+    """The running replicas with a recent heartbeat; after the end, those that succeeded, or all if none did."""
     if status.is_terminal:
         return [r for r in status.replicas if r.state is ReplicaState.SUCCEEDED] or list(status.replicas)
     running = [r for r in status.replicas if r.state is ReplicaState.RUNNING]
-    newest = max((r.progress.beat_at or 0.0 for r in running), default=0.0)  # by their clocks, which ours may not match
+    # Compare heartbeats with each other: the clocks of the replicas may differ from the local clock.
+    newest = max((r.progress.beat_at or 0.0 for r in running), default=0.0)
     return [r for r in running if newest - (r.progress.beat_at or newest) <= SILENT_S]
 
 
 def elapsed_s(status: RunStatus, now: float) -> float | None:
-    """How long the run has been going, or went; None if nothing has started."""
+    """Seconds from the first start to the end or until now; None if no replica has started."""
     starts = [r.started_at for r in status.replicas if r.started_at is not None]
     if not starts:
         return None
@@ -93,100 +108,88 @@ def elapsed_s(status: RunStatus, now: float) -> float | None:
     return max(0.0, end - min(starts))
 
 
+Field = tuple[Column, Callable[[ReplicaStatus], Cell]]
+"""A column of a table of replicas, and its cell for one of them."""
+
+
 def live_table(status: RunStatus, *, limit: int | None = None) -> Table:
-    """What `atoll run` redraws: rank, state, reason, round, metrics, last line."""
-    metrics = shown_metrics(status)
-    columns = (
-        Column("rank", is_right=True),
-        Column("state"),
-        Column("reason"),
-        Column("round", is_right=True),
-        *metric_columns(metrics),
-        Column("last line", is_flexible=True),
+    """The table of `atoll run`: rank, state, reason, round, metrics, last line."""
+    return _replica_table(
+        most_important(status.replicas, limit), [*_IDENTITY, _ROUND, *_metric_fields(status), _LAST_LINE]
     )
-    rows = tuple(
-        (
-            Cell(str(r.rank), "bold"),
-            state_cell(r.state),
-            Cell(reason_text(r)),
-            round_cell(r),
-            *(metric_cell(r, name) for name in metrics),
-            detail_cell(r),
-        )
-        for r in most_telling(status.replicas, limit)
-    )
-    return Table(columns, rows)
 
 
 def status_table(status: RunStatus, *, now: float) -> Table:
-    """What `atoll status` shows: all that is known about every rank; columns nobody fills are left out."""
-    metrics = shown_metrics(status)
-    columns = (
-        Column("rank", is_right=True),
-        Column("state"),
-        Column("reason"),
-        Column("exit", is_right=True, is_spare=True),
-        Column("try", is_right=True, is_spare=True),
-        Column("for", is_right=True, is_spare=True),
-        Column("beat", is_right=True, is_spare=True),
-        Column("id", is_right=True, is_spare=True),
-        Column("round", is_right=True),
-        *metric_columns(metrics),
-        Column("last line", is_flexible=True),
-    )
-    rows = tuple(
-        (
-            Cell(str(r.rank), "bold"),
-            state_cell(r.state),
-            Cell(reason_text(r)),
-            Cell("" if r.exit_code in (None, 0) else str(r.exit_code), "bad"),
-            Cell(str(r.attempt) if r.attempt else "", "warn"),
-            Cell(age_of(r, now)),
-            beat_cell(r, now),
-            Cell(one_line(r.native_id or ""), "dim"),
-            round_cell(r),
-            *(metric_cell(r, name) for name in metrics),
-            detail_cell(r),
-        )
-        for r in status.replicas
-    )
-    return Table(columns, rows).without_empty_columns()
+    """The table of `atoll status`: all that is known about every rank, without empty columns."""
+    fields: list[Field] = [
+        *_IDENTITY,
+        (_spare("exit"), lambda r: Cell("" if r.exit_code in (None, 0) else str(r.exit_code), "bad")),
+        (_spare("attempt"), lambda r: Cell(str(r.attempt) if r.attempt else "", "warn")),
+        (_spare("time"), lambda r: Cell(_age_text(r, now))),
+        (_spare("heartbeat"), lambda r: _heartbeat_cell(r, now)),
+        (_spare("id"), lambda r: Cell(one_line(r.native_id or ""), "dim")),
+        _ROUND,
+        *_metric_fields(status),
+        _LAST_LINE,
+    ]
+    return _replica_table(status.replicas, fields).without_empty_columns()
 
 
 def top_table(status: RunStatus, *, now: float, bars: Callable[[int], str], limit: int | None) -> Table:
-    """What `atoll top` redraws: like the status, with the trend of the leading metric."""
-    metrics = shown_metrics(status)
-    leading = metrics[:1]
-    columns = (
-        Column("rank", is_right=True),
-        Column("state"),
-        Column("reason"),
-        Column("try", is_right=True, is_spare=True),
-        Column("round", is_right=True),
-        *metric_columns(metrics),
-        *(Column(f"{name} trend", is_spare=True) for name in leading),
-        Column("beat", is_right=True, is_spare=True),
-        Column("last line", is_flexible=True),
-    )
-    rows = tuple(
+    """The table of `atoll top`: like the status, with the trend of the first metric."""
+    fields: list[Field] = [
+        *_IDENTITY,
+        (_spare("attempt"), lambda r: Cell(str(r.attempt))),
+        _ROUND,
+        *_metric_fields(status),
+        *(
+            (Column(f"{name} trend", is_spare=True), lambda r: Cell(bars(r.rank), "busy"))
+            for name in shown_metrics(status)[:1]
+        ),
+        (_spare("heartbeat"), lambda r: _heartbeat_cell(r, now)),
+        _LAST_LINE,
+    ]
+    return _replica_table(most_important(status.replicas, limit), fields)
+
+
+def _replica_table(replicas: Sequence[ReplicaStatus], fields: Sequence[Field]) -> Table:
+    rows = tuple(tuple(cell(replica) for _, cell in fields) for replica in replicas)
+    return Table(tuple(column for column, _ in fields), rows)
+
+
+def _spare(title: str) -> Column:
+    return Column(title, is_right=True, is_spare=True)
+
+
+def _metric_fields(status: RunStatus) -> list[Field]:
+    """The columns of metrics; on a narrow terminal those on the right are dropped."""
+    return [
         (
-            Cell(str(r.rank), "bold"),
-            state_cell(r.state),
-            Cell(reason_text(r)),
-            Cell(str(r.attempt)),
-            round_cell(r),
-            *(metric_cell(r, name) for name in metrics),
-            *(Cell(bars(r.rank), "busy") for _ in leading),
-            beat_cell(r, now),
-            detail_cell(r),
+            Column(ROUND_METRICS.get(name, name), is_right=True, is_spare=i >= _FIXED_METRICS),
+            partial(_metric_cell, name),
         )
-        for r in most_telling(status.replicas, limit)
-    )
-    return Table(columns, rows)
+        for i, name in enumerate(shown_metrics(status))
+    ]
 
 
-def most_telling(replicas: Sequence[ReplicaStatus], limit: int | None) -> list[ReplicaStatus]:
-    """At most `limit` of them, those in trouble first chosen, shown in rank order."""
+def _metric_cell(name: str, replica: ReplicaStatus) -> Cell:
+    value = replica.progress.metrics.get(name)
+    return Cell("" if value is None else metric_text(name, value))
+
+
+def _round_cell(replica: ReplicaStatus) -> Cell:
+    round_no = replica.progress.round_no
+    return Cell("" if round_no is None else str(round_no))
+
+
+def _reason_cell(replica: ReplicaStatus) -> Cell:
+    """The reason; empty if it only repeats the state."""
+    is_repeated = replica.reason is Reason.OK or str(replica.reason) == str(replica.state)
+    return Cell("" if is_repeated else str(replica.reason))
+
+
+def most_important(replicas: Sequence[ReplicaStatus], limit: int | None) -> list[ReplicaStatus]:
+    """At most `limit` replicas in rank order; those that failed, were lost or have not started are kept first."""
     if limit is None or len(replicas) <= limit:
         return list(replicas)
     order = {ReplicaState.FAILED: 0, ReplicaState.LOST: 0, ReplicaState.CANCELLED: 1, ReplicaState.PENDING: 2}
@@ -194,27 +197,17 @@ def most_telling(replicas: Sequence[ReplicaStatus], limit: int | None) -> list[R
     return sorted(chosen, key=lambda r: r.rank)
 
 
-def reason_text(replica: ReplicaStatus) -> str:
-    """Empty where the state says the same."""
-    return "" if replica.reason is Reason.OK or str(replica.reason) == str(replica.state) else str(replica.reason)
-
-
-def round_cell(replica: ReplicaStatus) -> Cell:
-    round_no = replica.progress.round_no
-    return Cell("" if round_no is None else str(round_no))
-
-
-def beat_cell(replica: ReplicaStatus, now: float) -> Cell:
-    """The age of the last heartbeat, while it matters."""
+def _heartbeat_cell(replica: ReplicaStatus, now: float) -> Cell:
+    """The age of the last heartbeat; empty after the end."""
     at = replica.progress.beat_at
     if at is None or replica.state.is_terminal:
         return Cell("")
     age_s = max(0.0, now - at)
-    return Cell(durations.text(age_s), "bad" if age_s > SILENT_S else "dim")
+    return Cell(units.duration_text(age_s), "bad" if age_s > SILENT_S else "dim")
 
 
-def detail_cell(replica: ReplicaStatus) -> Cell:
-    """Why it is not going well, in the service's words; otherwise the last line of output."""
+def _last_line_cell(replica: ReplicaStatus) -> Cell:
+    """The backend's message if the replica neither runs nor succeeded; otherwise its last line of output."""
     if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUCCEEDED) and replica.message:
         return Cell(_first_line(replica.message))
     return Cell(one_line(replica.progress.last_line), "dim")
@@ -224,14 +217,86 @@ def _first_line(text: str) -> str:
     return one_line(text.partition("\n")[0])
 
 
-def age_of(replica: ReplicaStatus, now: float) -> str:
+def _age_text(replica: ReplicaStatus, now: float) -> str:
+    """How long the replica has run, or ran."""
     if replica.started_at is None:
         return ""
-    return durations.text((now if replica.ended_at is None else replica.ended_at) - replica.started_at)
+    return units.duration_text((now if replica.ended_at is None else replica.ended_at) - replica.started_at)
+
+
+_IDENTITY: list[Field] = [
+    (Column("rank", is_right=True), lambda r: Cell(str(r.rank), "bold")),
+    (Column("state"), lambda r: state_cell(r.state)),
+    (Column("reason"), _reason_cell),
+]
+_ROUND: Field = (Column("round", is_right=True), _round_cell)
+_LAST_LINE: Field = (Column("last line", is_flexible=True), _last_line_cell)
+
+
+def metric_names(status: RunStatus) -> list[str]:
+    """The metrics that any rank has reported: `loss`, the user's other metrics, then those of the rounds."""
+    names = {name for replica in status.replicas for name in replica.progress.metrics}
+    if names & {"bytes_up", "bytes_down"}:
+        names.discard(_TOTAL_BYTES)
+    order = {name: place for place, name in enumerate(ROUND_METRICS)}
+    return sorted(names, key=lambda name: (order.get(name, -1), name != "loss", name))
+
+
+def shown_metrics(status: RunStatus) -> list[str]:
+    """The metrics that get a column."""
+    names = metric_names(status)
+    users, ours = [n for n in names if n not in ROUND_METRICS], [n for n in names if n in ROUND_METRICS]
+    return users[: max(_FIXED_METRICS, _MOST_METRICS - len(ours))] + ours
+
+
+def metric_text(name: str, value: float) -> str:
+    """Bytes with a unit, shares in per cent, any other metric as a number."""
+    if name == _TOTAL_BYTES or name.startswith("bytes_") or name.endswith("_bytes"):
+        return units.size_text(value)
+    if name.endswith("_share") and 0.0 <= value <= 1.0:
+        return percent(value)
+    return f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def no_output_text(ranks: Collection[int], *, is_filtered: bool) -> str:
+    """Such as `rank 1 printed nothing`; with a filter, `… no matching line`."""
+    return f"{ranks_text(ranks)} printed {'no matching line' if is_filtered else 'nothing'}" if ranks else ""
+
+
+def ending_lines(replicas: Sequence[ReplicaStatus], run: str, now: float) -> Iterator[str]:
+    """A line for each replica that ended without success; of many, the first few and a summary."""
+    ended = [r for r in replicas if r.state.is_terminal and r.state is not ReplicaState.SUCCEEDED]
+    yield from (ending_text(replica, now) for replica in ended[:_MOST_ENDINGS])
+    if hidden := [r.rank for r in ended[_MOST_ENDINGS:]]:
+        yield f"… and {len(hidden)} more: {ranks_text(hidden)}; `atoll status {run}` shows them"
+
+
+def ending_text(replica: ReplicaStatus, now: float) -> str:
+    """Such as `rank 1 failed at 14:08:02, after 16s: killed by SIGKILL (killed, exit code 137)`."""
+    when = "" if replica.ended_at is None else f" at {_moment(replica.ended_at, now)}"
+    if replica.ended_at is not None and replica.started_at is not None:
+        when += f", after {units.duration_text(replica.ended_at - replica.started_at)}"
+    why = _first_line(replica.message.strip())
+    if why.startswith(f"{replica.state} "):
+        why = why.removeprefix(f"{replica.state} ")  # `cancelled on request`
+    codes = [] if str(replica.reason) == str(replica.state) else [str(replica.reason)]
+    codes += [] if replica.exit_code is None else [f"exit code {replica.exit_code}"]
+    tail = f" ({', '.join(codes)})" if codes else ""
+    return f"rank {replica.rank} {replica.state}{when}" + (f": {why}" if why else "") + tail
+
+
+def _moment(at: float, now: float) -> str:
+    """The local time of day, with the date if it is not today."""
+    is_today = time.localtime(at)[:3] == time.localtime(now)[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None) -> list[str]:
-    """One line per rank: what it returned, as JSON. Cut to `width` for people."""
+    """One line per rank: the value that it returned, as JSON, cut to `width`; or its state."""
     lines = []
     for outcome in outcomes:
         value = json.dumps(outcome.result, ensure_ascii=False, default=str)
@@ -240,36 +305,40 @@ def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None
     return lines
 
 
-def verdict(result: RunResult, took_s: float | None) -> str:
-    """The last line of a run that went well: how many there were, how long it took, who was restarted."""
+def success_text(result: RunResult, took_s: float | None) -> str:
+    """The last line of a run that succeeded: the number of replicas, the time, the restarts."""
     count = len(result.outcomes)
-    took = f" in {durations.text(took_s)}" if took_s is not None else ""
-    said = f"run `{result.run_id}` succeeded: {count} replica{'' if count == 1 else 's'}{took}"
-    return "; ".join(filter(None, (said, again_text(result.outcomes))))
+    took = f" in {units.duration_text(took_s)}" if took_s is not None else ""
+    text = f"run `{result.run_id}` succeeded: {count} replica{'' if count == 1 else 's'}{took}"
+    return "; ".join(filter(None, (text, again_text(result.outcomes))))
 
 
-def next_commands(run_id: str, store: str | None = None) -> list[tuple[str, str]]:
-    """How to come back to a run; `store` where the local index would not know it."""
-    import shlex
-
-    tail = shlex.quote(run_id) + (f" --store {shlex.quote(store)}" if store else "")
+def next_commands(run_id: str) -> list[tuple[str, str]]:
+    """The commands for a run that was started."""
+    run = shlex.quote(run_id)
     return [
-        ("watch", f"atoll top {tail}"),
-        ("logs", f"atoll logs {tail} -f"),
-        ("wait", f"atoll wait {tail}"),
-        ("result", f"atoll result {tail}"),
-        ("stop", f"atoll cancel {tail}"),
+        ("watch", f"atoll top {run}"),
+        ("logs", f"atoll logs {run} -f"),
+        ("wait", f"atoll wait {run}"),
+        ("result", f"atoll result {run}"),
+        ("stop", f"atoll cancel {run}"),
     ]
 
 
 def status_json(run_id: str, status: RunStatus, waiting: Waiting | None = None) -> dict[str, Any]:
-    """For programs. `waiting` is there when a round waits for somebody."""
+    """The status for programs; with `waiting` only if a round waits for a rank."""
     counts = {str(state): count for state, count in status.counts().items()}
-    told = {} if waiting is None else {"waiting": _waiting_json(waiting)}
-    return {"run_id": run_id, "counts": counts, **status.to_json(), **told}
+    more = {} if waiting is None else {"waiting": _waiting_json(waiting)}
+    return {"run_id": run_id, "counts": counts, **status.to_json(), **more}
 
 
 def _waiting_json(waiting: Waiting) -> dict[str, Any]:
     outlook = waiting.outlook
     then = {} if outlook is None else {"then": "go_on" if outlook.goes_on else "give_up", "until": outlook.until}
     return {"round": waiting.round_no, "for": list(waiting.missing), **then}
+
+
+def endings_json(replicas: Sequence[ReplicaStatus], counts: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The `ranks` of `atoll logs --json`: the state of each rank and how many of its lines were shown."""
+    names = ("rank", "state", "reason", "message", "exit_code", "attempt", "started_at", "ended_at")
+    return [{**{name: getattr(r, name) for name in names}, "lines": counts.get(r.rank, 0)} for r in replicas]

@@ -1,33 +1,37 @@
-"""Finding a run that a person named, with the settings of this folder."""
+"""Finds the run that a command names, by run id or handle, with the settings of this folder."""
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atoll import config, index, journal, registry
-from atoll.config import Config
-from atoll.errors import RunNotFound
+from atoll import journal, registry
+from atoll.errors import RunNotFound, closest
 from atoll.handle import RunHandle
-from atoll.run import Run, attach
+from atoll.runs import config, index
+from atoll.runs.config import Config
+from atoll.runs.run import Run, attach
+from atoll.runs.stored import StoredRun
 from atoll.stores.base import Store
-from atoll.suggestion import closest
-from atoll.witness import Witness
+
+log = logging.getLogger("atoll.cli")
 
 
 def find_run(name: str, store: str | None) -> Run:
-    """The run with this id or handle, in `store`; else where the local index says, else in the default store."""
+    """The run with this id or handle: in `store`, otherwise in the store of the local index or the configured one."""
     settings = config.load()
     if store is None and "://" not in name and index.find(name) is None:
         store = settings.get("store")
+    log.debug("run %s: reading it from %s", name, store or "the store of the local index")
     with suggesting(name, store):
         return attach(name, store=store, settings=_executor_settings(settings, name, store))
 
 
 @contextmanager
 def suggesting(name: str, store: str | None) -> Iterator[None]:
-    """Whoever names a run that `store` does not have is told which one may be meant."""
+    """Add to `RunNotFound` which run or which store may be meant."""
     try:
         yield
     except RunNotFound as exc:
@@ -35,11 +39,11 @@ def suggesting(name: str, store: str | None) -> Iterator[None]:
 
 
 def _not_found(error: RunNotFound, name: str, store: str | None) -> RunNotFound:
-    """The same, with what this machine remembers: other stores that have the run, or a name that is much like it."""
+    """The error, with what the local index has: another store with this run, or a run with a similar name."""
     asked = None if store is None else registry.open_store(store).uri
     known = index.everything()
     if others := [run.store for run in known if run.run_id == name and asked not in (None, run.store)]:
-        return RunNotFound(error.message, hint=f"it is in {others[0]}; leave --store out, or give that one")
+        return RunNotFound(error.message, hint=f"the run is in {others[0]}: leave out --store, or give this address")
     close = closest(name, [run.run_id for run in known if run.run_id != name])
     if close is None:
         return error
@@ -49,7 +53,7 @@ def _not_found(error: RunNotFound, name: str, store: str | None) -> RunNotFound:
 
 
 def find_place(name: str, store: str | None) -> tuple[str, Store]:
-    """The run id and the store of a run, for what needs no backend: its machines may be long gone."""
+    """The run id and the store of a run, for commands that do not need its backend."""
     if "://" in name:
         run = find_run(name, store)
         return run.id, run.store
@@ -58,16 +62,16 @@ def find_place(name: str, store: str | None) -> tuple[str, Store]:
 
 
 def have_all_ended(store: Store, run_id: str) -> bool:
-    """Whether every replica has left its last word in the store; False for a run that nobody launched."""
+    """Whether the store has the outcome of every replica; False for a run that was not launched."""
     try:
         replicas = journal.read_run(store, run_id)["spec"]["placement"]["replicas"]
     except RunNotFound:
         return False
-    return len(Witness(store, run_id).outcomes()) >= int(replicas)
+    return len(StoredRun(store, run_id).outcomes()) >= int(replicas)
 
 
 def _executor_settings(settings: Config, name: str, store: str | None) -> dict[str, object]:
-    """Only a configured backend needs the extra look at where the run is."""
+    """The configured settings of the run's backend; finds out which one it is only if any backend is configured."""
     if not settings.table("executors"):
         return {}
     if "://" in name:

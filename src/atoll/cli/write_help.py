@@ -1,4 +1,4 @@
-"""`python -m atoll.cli.write_help`: write the text that `atoll --help` answers with. A test says when it is stale."""
+"""`python -m atoll.cli.write_help`: write the file that `atoll --help` prints. A test fails if the file is stale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.cli.main import HELP_FILE
 
 
 def help_text() -> str:
-    """What click renders for `atoll --help`."""
+    """The help that click renders for `atoll --help`."""
     with click.Context(root, info_name="atoll", **root.context_settings) as context:
         return root.get_help(context) + "\n"
 

@@ -1,5 +1,5 @@
-"""The Executor port: starts replicas somewhere, and says how they are doing. Contract clauses E1-E19 are in
-`atoll.testing.executor_contract`, one test each."""
+"""The Executor port: starts replicas on a backend and reports their status. `atoll.testing.executor_contract` tests
+the contract clauses E1-E19. `Sweeper`, `HandleResolver`, `Preflighter` and `Diagnoser` are optional abilities."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from atoll.status import RunStatus
 
 @dataclass(frozen=True)
 class Plan:
-    """The exact request a backend would be sent. JSON, deterministic, and free of secrets. (E1)"""
+    """The exact request for a backend. JSON, deterministic, and free of secrets. (E1)"""
 
     executor: str
     run_id: str
     replicas: int
     request: dict[str, Any]
     notes: tuple[str, ...] = ()
-    """What a person should know before saying yes; never part of the request."""
+    """What a user should know before launching, such as the price; not part of the request."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -36,21 +36,21 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        """The request, as a person reads it."""
+        """The request as indented JSON."""
         return json.dumps(self.request, indent=2, sort_keys=True, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Facts about a backend, as data, so that one pure function can refuse with every reason."""
+    """What a backend supports. `check` compares a placement with it and returns every problem."""
 
     code: frozenset[str] = frozenset({"bundle", "image"})
-    """Ways replicas can get the user's code: `in_place`, `bundle`, `image`."""
+    """How replicas can get the user's code: `in_place`, `bundle`, `image`."""
     images: bool = True
     resources: bool = True
-    """Whether `cpus` and `memory_gib` mean something here."""
+    """Whether the backend uses `cpus` and `memory_gib`."""
     gpus: frozenset[str] | None = None
-    """GPU names on offer; None = the adapter decides by itself."""
+    """GPU names on offer; None if the adapter checks them itself."""
     secret_schemes: frozenset[str] = frozenset()
     max_restarts: int | None = None
     max_replicas: int | None = None
@@ -59,7 +59,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Stray:
-    """Something a backend still runs for a run that is over."""
+    """Something that a backend still runs for a run that is over."""
 
     handle: RunHandle
     native_id: str
@@ -78,7 +78,7 @@ class Check:
 
 @runtime_checkable
 class Executor(Protocol):
-    """Starts replicas somewhere, and says how they are doing. Holds no state about runs."""
+    """Starts replicas and reports their status. Holds no state about runs."""
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
@@ -92,11 +92,11 @@ class Executor(Protocol):
         ...
 
     def status(self, handle: RunHandle) -> RunStatus:
-        """Every rank, in order, each with its reason. What the backend forgot is LOST. (E5 E6 E8 E9 E12 E17)"""
+        """Every rank, in order, with its reason. A rank unknown to the backend is LOST. (E5 E6 E8 E9 E12 E17)"""
         ...
 
     def cancel(self, handle: RunHandle) -> None:
-        """Stop every replica. Returns when nothing runs, and that was observed. Quiet if already over. (E7)"""
+        """Stop every replica. Returns after it has seen that nothing runs. No error if the run is over. (E7)"""
         ...
 
     def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
@@ -106,38 +106,42 @@ class Executor(Protocol):
 
 @runtime_checkable
 class Sweeper(Protocol):
-    """An executor that can find strays at the service, by label."""
+    """An executor that can find strays on its backend, by label."""
 
     def strays(self) -> list[Stray]:
-        """What still runs for runs that are over. Asks the service, never our own records."""
+        """What still runs for runs that are over. Asks the backend; reads no records of Atoll."""
         ...
 
 
 @runtime_checkable
-class Originator(Protocol):
-    """An executor that can say which run, in which store, a handle belongs to."""
+class HandleResolver(Protocol):
+    """An executor that can find the run id and the store of a handle."""
 
-    def origin(self, handle: RunHandle) -> RunContext | None: ...
+    def origin(self, handle: RunHandle) -> RunContext | None:
+        """The run and its store, or None if the backend no longer knows the run."""
+        ...
 
 
 @runtime_checkable
 class Preflighter(Protocol):
-    """An executor with reasons to refuse that a pure plan cannot see, such as a secret that is not there."""
+    """An executor with checks that a pure plan cannot do, such as whether a secret exists."""
 
     def preflight(self, plan: Plan) -> None:
-        """Raise `ConfigError` with every such reason. Called before anything is recorded."""
+        """Raise `ConfigError` with every problem. Called before the run is recorded."""
         ...
 
 
 @runtime_checkable
 class Diagnoser(Protocol):
-    """An executor that can say whether it would work here."""
+    """An executor that can check its own setup on this machine."""
 
-    def diagnose(self) -> list[Check]: ...
+    def diagnose(self) -> list[Check]:
+        """One finding for each part of the setup."""
+        ...
 
 
 def check(placement: Placement, capabilities: Capabilities) -> list[str]:
-    """Every reason a backend with these capabilities cannot do this placement."""
+    """Every reason why a backend with these capabilities cannot run this placement."""
     problems = []
     most = capabilities.max_replicas
     if most is not None and placement.replicas > most:

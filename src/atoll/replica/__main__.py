@@ -1,7 +1,7 @@
-"""`python -m atoll.replica`: what runs inside a container, and on this machine.
+"""`python -m atoll.replica`: one replica in a container, or the supervisor of a local run.
 
-In a container it is one replica, described by environment variables or by the flags below. With `--spool FOLDER` it is
-the shepherd of a local run, started by the local executor.
+In a container, environment variables or the flags of `container.py` describe the replica. The local executor starts
+the supervisor of a local run with `--spool FOLDER`. Both fork the replicas from one warm process.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -17,49 +18,67 @@ from atoll.replica.spool import Spool
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Be a shepherd until every rank has settled; in each forked replica, be that replica."""
+    """Supervise until every rank is settled. In each forked replica, run that replica and exit."""
     if argv[:1] == ["--spool"]:
-        _local(Spool(argv[1]), int(argv[2]))
-    _container(argv)
+        _run_local(Spool(argv[1]), int(argv[2]))
+    _run_container(argv)
 
 
-def _local(spool: Spool, ready: int) -> NoReturn:
-    """Leave the launcher's session, then look after the run. `ready` is told when the run is in safe hands."""
+def _run_local(spool: Spool, ready: int) -> NoReturn:
+    """Leave the launcher's session and supervise the run. The launcher waits for a line on the descriptor `ready`."""
     if os.fork() > 0:
         os._exit(0)
     os.setsid()
-    _write_diary(spool)
+    log = os.open(spool.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
 
-    def tell_launcher() -> None:
-        with suppress(OSError):  # a launcher that was killed meanwhile; the run goes on without it
+    def notify_launcher() -> None:
+        with suppress(OSError):  # the launcher was killed; the run continues without it
             os.write(ready, b"ok\n")
         os.close(ready)
 
-    if not spool.hold() or spool.status.exists():
-        tell_launcher()  # somebody else has the run in hand, or it is over: there will be no twins
+    if not spool.lock() or spool.status.exists():
+        notify_launcher()  # another supervisor has this run, or the run is over
         sys.exit(0)
-    _shepherd(spool, tell_launcher)
+    _supervise(spool, notify_launcher)
 
 
-def _shepherd(spool: Spool, on_ready: object = None, *, is_throwaway: bool = False, **options: object) -> NoReturn:
-    # Everything a replica needs is loaded here, once: forked replicas find it in memory.
-    from atoll.replica import worker
-    from atoll.replica.shepherd import Shepherd
+def _run_container(argv: list[str]) -> NoReturn:
+    from atoll.errors import AtollError
+    from atoll.replica.container import prepare
 
-    shepherd = Shepherd(spool, **options)  # type: ignore[arg-type]
-    gc.freeze()  # keeps the collector of each replica from copying the pages it shares with us
-    attempt = shepherd.run(on_ready=on_ready)
+    try:
+        spool = prepare(argv, os.environ)
+    except AtollError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        sys.exit(exc.exit_code)
+    _supervise(spool, is_container=True)
+
+
+def _supervise(spool: Spool, on_ready: Callable[[], None] | None = None, *, is_container: bool = False) -> NoReturn:
+    # The supervisor loads everything that a replica needs; forked replicas share these pages.
+    from atoll.log_lines import log_to_stderr_of_replica
+    from atoll.replica import entry_runner
+    from atoll.replica.rank_process import StopReason
+    from atoll.replica.supervisor import Supervisor
+
+    log_to_stderr_of_replica(os.environ)
+    supervisor = Supervisor(spool, on_stop=StopReason.PREEMPT if is_container else StopReason.CANCEL)
+    gc.freeze()  # the collector of a replica would otherwise copy the shared pages
+    attempt = supervisor.run(on_ready=on_ready)
     if attempt is not None:
-        _exit(worker.run(attempt))
-    if is_throwaway:
+        _exit(entry_runner.run(attempt))
+    if is_container:
         import shutil
 
         shutil.rmtree(spool.root, ignore_errors=True)
-    _exit(shepherd.exit_code())
+    _exit(supervisor.exit_code())
 
 
 def _exit(code: int) -> NoReturn:
-    """End as the interpreter would, but at once: without tearing down memory that shepherd and replicas share."""
+    """Exit as the interpreter does, but without tearing down the memory that supervisor and replicas share."""
     if (threading := sys.modules.get("threading")) is not None:
         threading._shutdown()
     atexit._run_exitfuncs()
@@ -67,26 +86,6 @@ def _exit(code: int) -> NoReturn:
         with suppress(Exception):  # user code may have closed or replaced it
             stream.flush()
     os._exit(code)
-
-
-def _container(argv: list[str]) -> NoReturn:
-    from atoll.errors import AtollError
-    from atoll.replica.container import prepare
-    from atoll.replica.fate import Asked
-
-    try:
-        spool = prepare(argv, os.environ)
-    except AtollError as exc:
-        print(f"error: {exc}", file=sys.stderr)
-        sys.exit(exc.exit_code)
-    _shepherd(spool, is_throwaway=True, stop_means=Asked.PREEMPT)
-
-
-def _write_diary(spool: Spool) -> None:
-    diary = os.open(spool.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(diary, descriptor)
-    os.close(diary)
 
 
 if __name__ == "__main__":

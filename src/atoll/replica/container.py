@@ -1,13 +1,13 @@
-"""One replica in a container: its context from variables or flags, a spool of its own, and a plan for the shepherd.
+"""Prepare one replica in a container: read its context, register its attempt, and write the supervisor's plan.
 
-An image's own command line may start it without Atoll's variables:
+An image's own command line may start a replica without Atoll's variables:
 
     python -m atoll.replica --rendezvous s3://bucket/exp --world-size 4 \\
         --trainer-module train --trainer-fn main --trainer-kwargs-json '{"lr": 0.1}'
 
-The rank is always taken from the environment. The first replica to arrive writes `run.json` from the flags; the
-others must bring the same. A service may restart a container with the very same variables, so each one takes the next
-free attempt of its rank in the store.
+The rank always comes from the environment. The first replica writes `run.json` from the flags; the flags of the others
+must say the same. A service may restart a container with the same variables, so each start takes the next free attempt
+of its rank in the store.
 """
 
 from __future__ import annotations
@@ -21,59 +21,44 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from atoll.context import (
-    ATTEMPT,
-    GRACE,
-    LABEL,
-    RANK,
-    RENDEZVOUS,
-    RUN_ID,
-    STORE,
-    TIMEOUT,
-    WORLD_SIZE,
-    ReplicaContext,
-)
+from atoll.context import ATTEMPT, GRACE, LABEL, RANK, RENDEZVOUS, RUN_ID, STORE, TIMEOUT, WORLD_SIZE, ReplicaContext
 from atoll.errors import AtollError, ConfigError, KeyExists
+from atoll.keys import RunKeys
 from atoll.replica.spool import Spool, write_json
-from atoll.rounds.keys import RunKeys
 from atoll.spec import DAY_S, Code, RunSpec
 
 _RANK_VARIABLES = (RANK, "JOB_COMPLETION_INDEX", "RANK")
 
 
 def prepare(argv: list[str], environ: MutableMapping[str, str]) -> Spool:
-    """Settle the environment, write the plan, and return the spool the shepherd works in."""
+    """Complete the environment, write the plan, and return the spool for the supervisor."""
     flags = _parse(argv)
-    _settle(environ, flags)
+    _merge_flags(environ, flags)
     context = ReplicaContext.from_environment(environ)
-    environ[ATTEMPT] = str(apart(lambda: _register(flags, context)))
+    environ[ATTEMPT] = str(in_child_process(lambda: _register(flags, context)))
     context = ReplicaContext.from_environment(environ)
     spool = Spool(tempfile.mkdtemp(prefix="atoll-"))
     environ[LABEL] = str(spool.root)
-    write_json(spool.plan, container_plan(context, str(spool.root), environ))
-    return spool
-
-
-def container_plan(context: ReplicaContext, label: str, environ: MutableMapping[str, str]) -> dict[str, Any]:
-    """The shepherd's plan for this one rank. Restarts are the backend's business."""
-    return {
-        "label": label,
+    plan = {
+        "label": str(spool.root),
         "run_id": context.run_id,
         "store": context.store_uri,
         "ranks": [context.rank],
         "rank_environment": {str(context.rank): {RANK: str(context.rank)}},
         "timeout_s": float(environ.get(TIMEOUT, DAY_S * 30)),
         "grace_s": float(environ.get(GRACE, 10.0)),
-        "max_restarts": 0,
+        "max_restarts": 0,  # the backend restarts containers
         "first_attempt": context.attempt,
         "echo": True,
     }
+    write_json(spool.plan, plan)
+    return spool
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m atoll.replica", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rendezvous", metavar="URI", help="the store where replicas meet")
-    parser.add_argument("--world-size", type=int, help="how many replicas there are")
+    parser.add_argument("--rendezvous", metavar="URI", help="the store that all replicas use")
+    parser.add_argument("--world-size", type=int, help="number of replicas")
     parser.add_argument("--run-id", help="defaults to a name derived from the rendezvous and the trainer")
     parser.add_argument("--trainer-module", help="module with the entry point")
     parser.add_argument("--trainer-fn", help="function to call")
@@ -81,10 +66,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _settle(environ: MutableMapping[str, str], flags: argparse.Namespace) -> None:
-    """Flags fill in what variables do not say; where both speak they must agree."""
+def _merge_flags(environ: MutableMapping[str, str], flags: argparse.Namespace) -> None:
+    """Set variables from flags. A value given by both must be the same."""
     if (flags.trainer_module is None) != (flags.trainer_fn is None):
-        raise ConfigError("--trainer-module and --trainer-fn go together")
+        raise ConfigError("--trainer-module and --trainer-fn must be given together")
     rank = next((environ[name] for name in _RANK_VARIABLES if environ.get(name)), None)
     if rank is not None:
         environ.setdefault(RANK, rank)
@@ -100,33 +85,33 @@ def _settle(environ: MutableMapping[str, str], flags: argparse.Namespace) -> Non
         environ[RUN_ID] = f"{flags.trainer_module}.{flags.trainer_fn}"
 
 
-def apart(work: Callable[[], int]) -> int:
-    """Do it in a child and return its answer. Store clients have threads, and the shepherd must stay fit to fork."""
-    answer, told = os.pipe()
+def in_child_process(task: Callable[[], int]) -> int:
+    """Run the task in a forked child and return its result. Store clients have threads, and this process must fork."""
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
         try:
-            said: dict[str, Any] = {"answer": work()}
+            report: dict[str, Any] = {"result": task()}
         except AtollError as exc:
-            said = {"message": f"{exc.code}: {exc.message}", "hint": exc.hint, "exit_code": exc.exit_code}
-        except BaseException as exc:  # noqa: BLE001  told to the parent, which raises it
-            said = {"message": f"{type(exc).__name__}: {exc}", "hint": None, "exit_code": 70}
-        os.write(told, json.dumps(said)[:4000].encode())
+            report = {"message": f"{exc.code}: {exc.message}", "hint": exc.hint, "exit_code": exc.exit_code}
+        except BaseException as exc:  # noqa: BLE001  the parent raises it
+            report = {"message": f"{type(exc).__name__}: {exc}", "hint": None, "exit_code": 70}
+        os.write(write_end, json.dumps(report)[:4000].encode())
         os._exit(0)
-    os.close(told)
-    with open(answer, "rb") as pipe:
-        said = json.loads(pipe.read() or b'{"message": "the process died", "hint": null, "exit_code": 70}')
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        report = json.loads(pipe.read() or b'{"message": "the process died", "hint": null, "exit_code": 70}')
     os.wait()
-    if "answer" in said:
-        return int(said["answer"])
-    error = AtollError(said["message"], hint=said["hint"])
-    error.exit_code = said["exit_code"]
+    if "result" in report:
+        return int(report["result"])
+    error = AtollError(report["message"], hint=report["hint"])
+    error.exit_code = report["exit_code"]
     raise error
 
 
 def _register(flags: argparse.Namespace, context: ReplicaContext) -> int:
-    """Record the run if we were told what it is, and take the next free attempt of our rank."""
+    """Write `run.json` if flags name the entry point, and take the next free attempt of this rank."""
     if flags.trainer_module is not None:
-        _record(flags, context)
+        _write_run(flags, context)
     keys = RunKeys(context.run_id)
     for attempt in itertools.count(context.attempt):
         try:
@@ -135,11 +120,11 @@ def _register(flags: argparse.Namespace, context: ReplicaContext) -> int:
         except KeyExists:
             continue
         return attempt
-    raise AssertionError("counting never ends")
+    raise AssertionError("unreachable: itertools.count does not end")
 
 
-def _record(flags: argparse.Namespace, context: ReplicaContext) -> None:
-    """Write `run.json` from the flags, or check that whoever came first brought the same."""
+def _write_run(flags: argparse.Namespace, context: ReplicaContext) -> None:
+    """Write `run.json` from the flags, or check that the existing one is the same."""
     from atoll.journal import record_run
 
     try:

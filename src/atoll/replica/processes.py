@@ -15,7 +15,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def labelled() -> Iterator[tuple[int, str]]:
-    """Every living process with an Atoll label, and the label. Zombies and other people's processes are left out."""
+    """Every running process with an Atoll label, and the label. Zombies and other users' processes are left out."""
     mark = f"{LABEL}=".encode()
     for entry in os.scandir(PROC):
         if not entry.name.isdecimal():
@@ -31,7 +31,7 @@ def labelled() -> Iterator[tuple[int, str]]:
 
 
 def of_label(label: str, *, but: frozenset[int] = frozenset()) -> list[int]:
-    """Pids of the living processes that carry this label."""
+    """Pids of the running processes with this label."""
     return [pid for pid, found in labelled() if found == label and pid not in but]
 
 
@@ -45,7 +45,7 @@ def is_dead(pid: int) -> bool:
 
 
 def kill_all(label: str, *, but: frozenset[int] = frozenset(), within_s: float = 10.0) -> list[int]:
-    """SIGKILL whatever carries the label until nothing does. Returns what is still there when time is up."""
+    """Kill every process with the label, repeatedly. Returns the pids that are left after `within_s`."""
     deadline = time.monotonic() + within_s
     while left := of_label(label, but=but | {os.getpid()}):
         for pid in left:
@@ -60,14 +60,14 @@ def kill_all(label: str, *, but: frozenset[int] = frozenset(), within_s: float =
 
 
 def adopt_orphans() -> None:
-    """From now on, a grandchild whose parent ends becomes our child, so it cannot slip away without its label."""
+    """Make each orphaned descendant a child of this process, so `kill_children` finds it even without a label."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_children() -> None:
-    """SIGKILL every child we have, adopted ones included, and their children in turn, until there is none."""
+    """Kill all children, adopted ones included, until none is left."""
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
@@ -83,7 +83,7 @@ def kill_children() -> None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed in this control group for want of memory."""
+    """How many processes of this control group the kernel has killed for lack of memory."""
     for file in _memory_events():
         try:
             text = file.read_text()

@@ -1,29 +1,183 @@
 """Agreeing on a round: watch offers arrive, decide, and create the commit record that everybody then reads back.
 
 The create is the whole agreement. Everything before it is one observer's guess at what the others also see.
+
+What one observer sees of a round: offers as they arrive, and the commit once somebody has made it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError, StoreError
 from atoll.rounds import quorum
-from atoll.rounds.checks import strays
-from atoll.rounds.claims import Standing, fenced, standings
+from atoll.rounds.checks import rejection, strays
+from atoll.rounds.context import RoundContext
 from atoll.rounds.events import LONG_WAIT_S
-from atoll.rounds.member import Member
-from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Gather, Steps
-from atoll.rounds.publish import mend_offer
-from atoll.rounds.records import Commit, Contribution
-from atoll.rounds.watch import Watch, look, read_commit
+from atoll.rounds.io import Gather, Steps
+from atoll.rounds.join import LatestClaim, fenced, latest_claims
+from atoll.rounds.publish import repair_offer
+from atoll.rounds.records import Commit, Contribution, Offer, Rejection
+from atoll.stores.base import Buffer
 
 
-def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
+@dataclass
+class RoundView:
+    """What one observer has seen of a round so far."""
+
+    member: RoundContext
+    round_no: int
+    fragment: int
+    began: float
+    offers: dict[int, Offer] = field(default_factory=dict)
+    arrived: dict[int, float] = field(default_factory=dict)
+    rejected: dict[int, Rejection] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    claims: Mapping[int, LatestClaim] = field(default_factory=dict)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    missed_at: float = 0.0
+    """When somebody was last asked for in vain."""
+    claims_at: float = -math.inf
+    """When the claims were last read."""
+    told: tuple[float, str] | None = None
+    """What we said of how the wait will end."""
+
+    @property
+    def has_fresh_claims(self) -> bool:
+        return self.member.io.clock.monotonic() - self.claims_at < self.member.tuning.claims_age_s
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.member.io.clock.monotonic() - self.began
+
+    @property
+    def members(self) -> set[int]:
+        known = self.member.memory.members
+        world = set(range(self.member.agreement.world_size)) if self.member.quorum.is_strict or not known else set()
+        return world | known | set(self.offers)
+
+    def missing(self) -> list[int]:
+        return sorted(self.members - set(self.offers) - set(self.rejected))
+
+    def take(self, offer: Offer) -> None:
+        """An offer was seen: keep it, reject it, or pass over it when its process has been replaced."""
+        rank = offer.rank
+        newest = self.claims.get(rank)
+        if newest is not None and offer.incarnation < newest.incarnation:
+            self.slots[rank] = offer.slot + 1
+            return
+        self.offers[rank] = offer
+        if refused := rejection(offer, self.member.expected(self.fragment)):
+            self.reject(refused)
+        else:
+            self.arrived.setdefault(rank, self.elapsed_s)
+
+    def reject(self, refused: Rejection) -> None:
+        self.arrived.pop(refused.rank, None)
+        if refused.rank not in self.rejected:
+            self.rejected[refused.rank] = refused
+            if refused.rank != self.member.rank:  # one's own was told when it was published
+                self._tell("update_rejected", rank=refused.rank, check=refused.check, detail=refused.detail)
+
+    def learn_claims(self, found: Mapping[int, LatestClaim]) -> None:
+        """Drop what came from processes that are over."""
+        self.claims = found
+        for rank, offer in list(self.offers.items()):
+            if rank in found and offer.incarnation < found[rank].incarnation:
+                del self.offers[rank]
+                self.arrived.pop(rank, None)
+                self.rejected.pop(rank, None)
+                self.slots[rank] = offer.slot + 1
+
+    def decide(self) -> quorum.Decision:
+        memory = self.member.memory
+        return quorum.decide(
+            self.member.quorum,
+            members=self.members,
+            arrived=self.arrived,
+            elapsed_s=self.elapsed_s,
+            rejected=self.rejected,
+            left=[rank for rank, standing in self.claims.items() if standing.has_left],
+            away=memory.away,
+            lateness=tuple(memory.lateness),
+        )
+
+    def tell_outlook(self, until: float) -> bool:
+        """Note how the wait will end, for people who look from outside; whether that is news."""
+        least = self.member.quorum.least
+        then = "go_on" if least is not None and len(self.arrived) >= least else "give_up"
+        if self.told == (until, then):
+            return False
+        self.told = until, then
+        at = round(self.member.io.clock.time() + until - self.elapsed_s, 3)
+        self._tell("waiting", until=at, then=then, least=least)
+        return True
+
+    def _tell(self, event: str, **details: object) -> None:
+        self.member.events.add(event, self.round_no, **details)
+
+
+def look(watch: RoundView) -> Steps[Commit | None]:
+    """One look at the store: is there a commit, and which offers are new?"""
+    member, round_no = watch.member, watch.round_no
+    wanted = watch.missing()
+    if len(wanted) >= member.tuning.list_from:
+        listed = {
+            member.keys.parse_offer(key)[1:] for key in (yield from member.io.list(member.keys.offers_prefix(round_no)))
+        }
+        wanted = [rank for rank in wanted if (rank, watch.slots.get(rank, 0)) in listed]
+    children = [read_commit(member, round_no), *(_look_for(watch, rank) for rank in wanted)]
+    seen: list[Commit | Offer | None] = yield Gather(children, 1 if member.is_local_store else member.connections)
+    for offer in seen[1:]:
+        if isinstance(offer, Offer):
+            watch.take(offer)
+    commit = seen[0]
+    return commit if isinstance(commit, Commit) else None
+
+
+def _look_for(watch: RoundView, rank: int) -> Steps[Offer | None]:
+    member, round_no, slot = watch.member, watch.round_no, watch.slots.get(rank, 0)
+    key = member.keys.offer(round_no, rank, slot)
+    data = yield from member.io.probe(key)
+    if data is None:
+        return None
+
+    try:
+        return Offer.open(data, run_id=member.run_id, round_no=round_no, rank=rank, slot=slot)
+    except CorruptUpdate as exc:
+        # Not the replica's fault, so not a rejection: another look may go better, and whoever wrote it may mend it.
+        watch.unreadable[rank] = exc.message
+        return None
+
+
+def read_commit(member: RoundContext, round_no: int, *, is_awaited: bool = True) -> Steps[Commit | None]:
+    """The commit of a round, checked, or None while there is none."""
+    key = member.keys.commit(round_no)
+    data = yield from member.io.probe(key, is_awaited=is_awaited)
+    if data is None:
+        return None
+    try:
+        return _opened_commit(member, round_no, data)
+    except CorruptUpdate:
+        return (yield from member.io.read(key, lambda data: _opened_commit(member, round_no, data)))
+
+
+def _opened_commit(member: RoundContext, round_no: int, data: Buffer) -> Commit:
+    commit = Commit.open(data)
+    if (commit.run_id, commit.round_no) != (member.run_id, round_no):
+        raise CorruptUpdate("a commit is of another run or round", round_no=round_no, check="identity")
+    if commit.fragment >= len(member.agreement.layouts):
+        raise CorruptUpdate(f"a commit is of fragment {commit.fragment}", round_no=round_no, check="fragment")
+    return commit
+
+
+def agree(member: RoundContext, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
     """Wait until the round is committed, by us or by another; also the offers seen on the way."""
-    watch = Watch(member, round_no, fragment, member.io.clock.monotonic())
+    watch = RoundView(member, round_no, fragment, member.io.clock.monotonic())
     watch.take(own)
     if not member.memory.members:  # the first round here: others may have joined or left before us
         yield from refresh_claims(watch)
@@ -48,29 +202,29 @@ def agree(member: Member, round_no: int, fragment: int, own: Offer) -> Steps[tup
         if watch.elapsed_s >= look_back_at:
             look_back_at = 2 * watch.elapsed_s
             yield from refresh_claims(watch)
-            yield from mend_offer(member, own)
+            yield from repair_offer(member, own)
             yield from check_not_behind(member, round_no)
 
 
-def refresh_claims(watch: Watch) -> Steps[None]:
+def refresh_claims(watch: RoundView) -> Steps[None]:
     """See who has been replaced and who has left. Raises `Fenced` when that is us."""
     member = watch.member
     began = member.io.clock.monotonic()
-    found = dict((yield from standings(member.io, member.keys)))
+    found = dict((yield from latest_claims(member.io, member.keys)))
     held = {offer.rank: offer.incarnation for offer in watch.offers.values()}
     for rank, incarnation in (held | {member.rank: member.claim.incarnation}).items():
         if rank not in found or found[rank].incarnation <= incarnation:
             continue
         # A LIST has no checksum, so what it says against somebody is looked up.
         if (yield from member.io.probe(member.keys.claim(rank, incarnation + 1))) is None:
-            found[rank] = Standing(incarnation, has_left=False)
+            found[rank] = LatestClaim(incarnation, has_left=False)
         elif rank == member.rank:
             raise fenced(member.claim, watch.round_no)
     watch.learn_claims(found)
     watch.claims_at = began
 
 
-def check_not_behind(member: Member, round_no: int) -> Steps[None]:
+def check_not_behind(member: RoundContext, round_no: int) -> Steps[None]:
     """Raise `LeftBehind` when later rounds are committed and this one's record is gone."""
     if member.quorum.is_strict:
         return
@@ -81,34 +235,34 @@ def check_not_behind(member: Member, round_no: int) -> Steps[None]:
         raise LeftBehind(message, round_no=round_no, latest=max(rounds))
 
 
-def _act(watch: Watch, pause_s: float) -> Steps[Commit | None]:
+def _act(watch: RoundView, pause_s: float) -> Steps[Commit | None]:
     """Do what the decision says; None means look again."""
     match watch.decide():
         case quorum.GiveUp(reason, missing):
             raise _given_up(watch, reason, missing)
-        case quorum.Commit():
-            commit = yield from _await_turn(watch)
+        case quorum.CommitDecision(ranks):
+            commit = yield from _await_turn(watch, ranks)
             commit = commit or (yield from _propose(watch))
             if commit is None:
                 yield from watch.member.io.sleep(pause_s)
             return commit
         case quorum.Wait(until):
-            yield from _leave_word(watch, until)
+            yield from _report_wait(watch, until)
             yield from watch.member.io.sleep(max(0.0, min(pause_s, until - watch.elapsed_s)))
     return None
 
 
-def _leave_word(watch: Watch, until: float) -> Steps[None]:
+def _report_wait(watch: RoundView, until: float) -> Steps[None]:
     """Once a wait is long, say in the store how it will end. A store that fails is no reason to stop waiting."""
     if watch.elapsed_s >= LONG_WAIT_S and watch.tell_outlook(until):
         with suppress(StoreError):
             yield from watch.member.events.flush(watch.member.io)
 
 
-def _await_turn(watch: Watch) -> Steps[Commit | None]:
-    """Let lower ranks go first: they see the same, and one writer is enough."""
+def _await_turn(watch: RoundView, ranks: Sequence[int]) -> Steps[Commit | None]:
+    """Let lower ranks of those to be committed go first: they see the same, and one writer is enough."""
     member = watch.member
-    turn = sum(rank < member.rank for rank in watch.arrived)
+    turn = sum(rank < member.rank for rank in ranks)
     not_before = member.io.clock.monotonic() + turn * member.tuning.turn_s
     pauses = member.pauses()
     while (left := not_before - member.io.clock.monotonic()) > 0:
@@ -118,16 +272,17 @@ def _await_turn(watch: Watch) -> Steps[Commit | None]:
     return None
 
 
-def _propose(watch: Watch) -> Steps[Commit | None]:
-    """Create the commit and read back what stands; None when the claims say that an offer no longer counts."""
+def _propose(watch: RoundView) -> Steps[Commit | None]:
+    """Decide once more with fresh claims, commit what was decided, and read back what stands; None to look again."""
     member = watch.member
     if not watch.has_fresh_claims:
         yield from refresh_claims(watch)
     for refused in strays({rank: watch.offers[rank] for rank in watch.arrived}).values():
         watch.reject(refused)
-    if not isinstance(watch.decide(), quorum.Commit):
+    decision = watch.decide()
+    if not isinstance(decision, quorum.CommitDecision):
         return None
-    proposal = _proposal(watch)
+    proposal = _proposal(watch, decision.ranks)
     is_ours = yield from member.io.create(member.keys.commit(watch.round_no), proposal.seal())
     commit = proposal if is_ours else (yield from read_commit(member, watch.round_no))
     if commit == proposal:
@@ -136,7 +291,7 @@ def _propose(watch: Watch) -> Steps[Commit | None]:
     return commit
 
 
-def _withdraw_if_stale(watch: Watch, made: Commit) -> Steps[None]:
+def _withdraw_if_stale(watch: RoundView, made: Commit) -> Steps[None]:
     """Take back a commit created where an old one had been retired; all who took part in that one are past it."""
     member = watch.member
     if member.quorum.is_strict:
@@ -152,8 +307,9 @@ def _withdraw_if_stale(watch: Watch, made: Commit) -> Steps[None]:
         raise LeftBehind(message, round_no=watch.round_no, latest=latest)
 
 
-def _proposal(watch: Watch) -> Commit:
-    member, offers = watch.member, [watch.offers[rank] for rank in sorted(watch.arrived)]
+def _proposal(watch: RoundView, ranks: Sequence[int]) -> Commit:
+    """The commit record of these ranks, and of no others that have arrived."""
+    member, offers = watch.member, [watch.offers[rank] for rank in ranks]
     left = {rank for rank, standing in watch.claims.items() if standing.has_left}
     is_holding = any(offer.expected for offer in offers)
     members = {*range(member.agreement.world_size), *watch.members, *watch.claims} - left
@@ -173,14 +329,14 @@ def _proposal(watch: Watch) -> Commit:
     )
 
 
-def _announce(watch: Watch, commit: Commit) -> None:
+def _announce(watch: RoundView, commit: Commit) -> None:
     events = watch.member.events
     events.add("round_committed", commit.round_no, ranks=list(commit.ranks), mode=commit.mode)
     for rank in sorted(watch.members - set(commit.ranks) - {r.rank for r in commit.rejected}):
         events.add("rank_late", commit.round_no, rank=rank)
 
 
-def _learn(watch: Watch) -> None:
+def _learn(watch: RoundView) -> None:
     """Remember how long others took, to wait better next time."""
     memory, arrivals = watch.member.memory, sorted(watch.arrived.values())
     least = min(watch.member.quorum.least or len(arrivals), len(arrivals))
@@ -189,7 +345,7 @@ def _learn(watch: Watch) -> None:
     memory.waits.append(watch.missed_at)  # when it was still too early to ask; not how long the answer took
 
 
-def _given_up(watch: Watch, reason: str, missing: tuple[int, ...]) -> RoundError:
+def _given_up(watch: RoundView, reason: str, missing: tuple[int, ...]) -> RoundError:
     if watch.rejected and watch.member.quorum.on_rejected == "stop":
         first = watch.rejected[min(watch.rejected)]
         message = f"round {watch.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"

@@ -11,31 +11,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.errors import CorruptUpdate, KeyNotFound, LeftBehind, StoreUnavailable
-from atoll.rounds import fused
-from atoll.rounds.averaging import Averaging, Foreseen
+from atoll.rounds import one_pass
 from atoll.rounds.chunks import Encoded
-from atoll.rounds.codec import F32, codec
-from atoll.rounds.incoming import Incoming
-from atoll.rounds.member import Member
-from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Discard, Gather, Steps
-from atoll.rounds.parts import (
+from atoll.rounds.codecs.base import F32, codec
+from atoll.rounds.context import RoundContext
+from atoll.rounds.contributions import (
+    MeanTask,
+    Participant,
+    PrefetchedMean,
+    clear_wait,
     contribution_of,
-    end_word,
     fetch_offers,
     gone,
     is_released,
     joined,
-    leave_word,
     offer_of,
     own_chunk,
     read_part,
     release,
+    report_wait,
 )
-from atoll.rounds.party import Seat
-from atoll.rounds.publish import mend_offer
+from atoll.rounds.frames import FrameReader, checksum
+from atoll.rounds.io import Discard, Gather, Steps
+from atoll.rounds.publish import repair_offer
+from atoll.rounds.records import Offer
 from atoll.rounds.reduce import Accumulator, Coefficients, is_finite
-from atoll.rounds.seal import checksum
 from atoll.stores.base import Buffer
 
 
@@ -46,12 +46,12 @@ class Reduced:
     values: F32
     encoded: list[Buffer]
     check: str
-    """XXH3-64 of the encoded bytes; empty if it was not needed."""
+    """XXH3-64 of the encoded bytes; empty for a mean that is not published."""
     is_finite: bool
     parts: tuple[str | None, ...]
 
 
-def average(work: Averaging) -> Steps[None]:
+def average(work: MeanTask) -> Steps[None]:
     """Fill the sink with the mean of the commit."""
     yield from fetch_offers(work)
     chunks = range(len(work.grid))
@@ -65,15 +65,15 @@ def average(work: Averaging) -> Steps[None]:
     own = [i for i in chunks if work.party.owner(i) == work.member.rank and work.ours is not None]
     yield Gather([_own(work, i) for i in own], width)
     yield Gather([_fetch(work, i) for i in chunks if i not in own], work.member.connections)
-    yield from end_word(work)
+    yield from clear_wait(work)
     if work.own is not None:
         yield from _discard(work, work.own)
 
 
-def _own(work: Averaging, chunk: int) -> Steps[None]:
+def _own(work: MeanTask, chunk: int) -> Steps[None]:
     """Average a chunk; if a contribution is bad, its owner may still publish the mean of it for us."""
     foreseen = work.foreseen.pop(chunk, None)
-    if foreseen is not None and _came_true(work, foreseen, chunk):
+    if foreseen is not None and _is_still_valid(work, foreseen, chunk):
         if foreseen.values is not None:
             work.sink.write(work.grid.span(chunk)[0], foreseen.values)
         return
@@ -90,12 +90,12 @@ def _own(work: Averaging, chunk: int) -> Steps[None]:
     yield from _fetch(work, chunk)
 
 
-def _came_true(work: Averaging, foreseen: Foreseen, chunk: int) -> bool:
+def _is_still_valid(work: MeanTask, foreseen: PrefetchedMean, chunk: int) -> bool:
     is_it = (foreseen.party, foreseen.mode) == (work.party.id, work.commit.mode)
     return is_it and _fits(work, foreseen.parts, chunk)
 
 
-def _fits(work: Averaging, parts: tuple[str | None, ...], chunk: int) -> bool:
+def _fits(work: MeanTask, parts: tuple[str | None, ...], chunk: int) -> bool:
     """Every part is of the update its offer announced; what was left out and what we cannot tell does no harm."""
     if len(parts) != len(work.party.seats):
         return False
@@ -103,7 +103,7 @@ def _fits(work: Averaging, parts: tuple[str | None, ...], chunk: int) -> bool:
     return all(part is None or offer is None or part == offer.chunks[chunk] for part, offer in told)
 
 
-def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) -> Steps[None]:
+def _fetch(work: MeanTask, chunk: int, trouble: CorruptUpdate | None = None) -> Steps[None]:
     """Take a chunk of the mean from the store, or compute it when that takes too long."""
     member, owner = work.member, work.party.owner(chunk)
     pauses = member.pauses()
@@ -128,20 +128,20 @@ def _fetch(work: Averaging, chunk: int, trouble: CorruptUpdate | None = None) ->
                 rank=owner,
                 check="missing",
             )
-        goes_on = not (member.quorum.is_strict and work.is_held(chunk))
+        goes_on = not (member.quorum.is_strict and work.is_local_only(chunk))
         left_s = member.tuning.patience_s - waited_s if goes_on else work.time_left_s
-        yield from leave_word(work, owner, total_s, left_s, goes_on)
+        yield from report_wait(work, owner, total_s, left_s, goes_on)
         pause = min(next(pauses), max(0.0, work.time_left_s))
         yield from member.io.sleep(pause)
         waited_s, total_s = waited_s + pause, total_s + pause
 
 
-def _mend(work: Averaging, chunk: int) -> Steps[None]:
+def _mend(work: MeanTask, chunk: int) -> Steps[None]:
     """See that what others need of us for a chunk can be read, and write it again if not."""
     if work.own is None:
         return
-    yield from mend_offer(work.member, work.own)
-    if work.ours is None or work.ours.inline is not None or work.ours.is_held(chunk):
+    yield from repair_offer(work.member, work.own)
+    if work.ours is None or work.ours.inline is not None or work.ours.is_local_only(chunk):
         return
     try:
         yield from read_part(work, work.ours, chunk)
@@ -151,7 +151,7 @@ def _mend(work: Averaging, chunk: int) -> Steps[None]:
             yield from release(work, chunk)
 
 
-def _publish(work: Averaging, chunk: int) -> Steps[bool]:
+def _publish(work: MeanTask, chunk: int) -> Steps[bool]:
     """Average a chunk and create it; False when another one stands, which then is the one to take."""
     reduced = yield from _reduce(work, chunk)
     sealed = work.name(chunk).seal(reduced.parts, reduced.encoded, check=reduced.check)
@@ -165,7 +165,7 @@ def _publish(work: Averaging, chunk: int) -> Steps[bool]:
     return True
 
 
-def _must_stand(work: Averaging, chunk: int, *, is_whole: bool) -> Steps[bool]:
+def _must_stand(work: MeanTask, chunk: int, *, is_whole: bool) -> Steps[bool]:
     """Whether the mean that another published may not be replaced: it is good, or somebody may have taken it.
 
     Where a part may be left out there are two means, and whoever could read the first one has that one.
@@ -175,15 +175,15 @@ def _must_stand(work: Averaging, chunk: int, *, is_whole: bool) -> Steps[bool]:
     except KeyNotFound as exc:
         raise gone(work, exc) from exc
     except CorruptUpdate:
-        return not is_whole or (work.is_held(chunk) and not work.member.quorum.is_strict)
+        return not is_whole or (work.is_local_only(chunk) and not work.member.quorum.is_strict)
     return _fits(work, found.parts, chunk)
 
 
-def _check_not_retired(work: Averaging, parts: Sequence[str | None], chunk: int) -> Steps[None]:
+def _check_not_retired(work: MeanTask, parts: Sequence[str | None], chunk: int) -> Steps[None]:
     """Raise `LeftBehind` if there had been a mean before ours: it was deleted after the parts that went into it."""
     for rank, part in zip(work.party.ranks, parts, strict=True):
         offer = work.offers.get(rank)
-        if part is None or offer is None or (work.is_ours(offer) and offer.is_held(chunk)):
+        if part is None or offer is None or (work.is_ours(offer) and offer.is_local_only(chunk)):
             continue
         try:
             yield from read_part(work, offer, chunk)
@@ -193,7 +193,7 @@ def _check_not_retired(work: Averaging, parts: Sequence[str | None], chunk: int)
         return
 
 
-def _take(work: Averaging, chunk: int) -> Steps[bool]:
+def _take(work: MeanTask, chunk: int) -> Steps[bool]:
     """Take a chunk of the mean from the store to its place, checked on the way; False while there is no good one."""
     io = work.member.io
     body = yield from io.open(work.key(chunk))
@@ -201,9 +201,11 @@ def _take(work: Averaging, chunk: int) -> Steps[bool]:
         return False
     began = io.clock.monotonic()
     try:
-        incoming = Incoming(body, io.clock, kind="mean")
+        incoming = yield from io.receive(lambda: FrameReader(body, io.clock, kind="mean"))
         check, parts = work.name(chunk).check(incoming.header, incoming.payload_bytes)
-        is_good = _fits(work, parts, chunk) and _place(work, chunk, incoming, check)
+        is_good = _fits(work, parts, chunk)
+        if is_good:
+            is_good = yield from io.receive(lambda: _place(work, chunk, incoming, check))
         received = began + incoming.seconds
         io.spend("get", began, received)
         io.spend("reduce", received)
@@ -214,13 +216,13 @@ def _take(work: Averaging, chunk: int) -> Steps[bool]:
         body.close()
 
 
-def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
+def _place(work: MeanTask, chunk: int, incoming: FrameReader, check: str) -> bool:
     """Put a mean in its place as it arrives; whether it has this checksum. If not, the place is of no use yet."""
     how = codec(work.member.agreement.mean_codec)
     start, stop = work.grid.span(chunk)
     room = work.room(start, stop)
-    if how.name == "fp32" and room is not None and not _is_only_copy(work, chunk):
-        fused.place(incoming, room)
+    if how.payload_is_values and room is not None and not _is_only_copy(work, chunk):
+        one_pass.place(incoming, room)
         return incoming.check == check
     payload = incoming.whole()
     if incoming.check != check:
@@ -232,12 +234,12 @@ def _place(work: Averaging, chunk: int, incoming: Incoming, check: str) -> bool:
     return True
 
 
-def _is_only_copy(work: Averaging, chunk: int) -> bool:
+def _is_only_copy(work: MeanTask, chunk: int) -> bool:
     """Whether our part of a chunk is nowhere but in our memory, where the mean may have to take its place."""
-    return work.ours is not None and work.ours.is_held(chunk) and work.party.owner(chunk) == work.member.rank
+    return work.ours is not None and work.ours.is_local_only(chunk) and work.party.owner(chunk) == work.member.rank
 
 
-def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
+def _reduce(work: MeanTask, chunk: int) -> Steps[Reduced]:
     """Average one chunk from its contributions, window by window, in rank order."""
     member = work.member
     missing = yield from _left_out(work, chunk)
@@ -248,7 +250,7 @@ def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
     for first in range(0, len(seats), window):
         few = seats[first : first + window]
         children = [contribution_of(work, seat, chunk) for seat in few]
-        found: list[Encoded] = yield Gather(children, 1 if member.is_near else window)
+        found: list[Encoded] = yield Gather(children, 1 if member.is_local_store else window)
         began = member.io.clock.monotonic()
         accumulator.add_all(codec(member.agreement.codec), [one.payload for one in found])
         parts |= {seat.rank: one.check for seat, one in zip(few, found, strict=True)}
@@ -259,19 +261,21 @@ def _reduce(work: Averaging, chunk: int) -> Steps[Reduced]:
     return reduced
 
 
-def finish(member: Member, accumulator: Accumulator, parts: tuple[str | None, ...], mode: str) -> Reduced:
-    """The mean as everybody will have it: rounded by its codec if it is published, as it is otherwise."""
+def finish(member: RoundContext, accumulator: Accumulator, parts: tuple[str | None, ...], mode: str) -> Reduced:
+    """The mean that every replica applies: rounded by its codec if it is published, unrounded otherwise."""
     began = member.io.clock.monotonic()
-    how = codec(member.agreement.mean_codec if mode == "scatter" else "fp32")
-    mean = accumulator.mean()
-    encoded = how.encode(mean)
-    values = how.decode(joined(encoded), mean.size)
-    done = Reduced(values, encoded, checksum(*encoded), is_finite(values), parts)
+    values = accumulator.mean()
+    encoded: list[Buffer] = []
+    if mode == "scatter":
+        how = codec(member.agreement.mean_codec)
+        encoded = how.encode(values)
+        values = how.decode(joined(encoded), values.size)
+    done = Reduced(values, encoded, checksum(*encoded) if encoded else "", is_finite(values), parts)
     member.io.spend("reduce", began)
     return done
 
 
-def _left_out(work: Averaging, chunk: int) -> Steps[set[int]]:
+def _left_out(work: MeanTask, chunk: int) -> Steps[set[int]]:
     """Ranks whose part of a chunk cannot be had: they kept it, and are not there to use it or to write it.
 
     Where every replica is needed for every round, only the owner itself may give its own part up: when it was started
@@ -281,7 +285,7 @@ def _left_out(work: Averaging, chunk: int) -> Steps[set[int]]:
     found: set[int] = set()
     for rank in work.party.ranks:
         offer = yield from offer_of(work, rank)
-        if not offer.is_held(chunk) or work.is_ours(offer):
+        if not offer.is_local_only(chunk) or work.is_ours(offer):
             continue
         if rank != owner:
             if not is_strict and not (yield from is_released(work, offer, chunk, work.member.tuning.patience_s)):
@@ -297,19 +301,19 @@ def _left_out(work: Averaging, chunk: int) -> Steps[set[int]]:
     return found
 
 
-def _must_release(work: Averaging, chunk: int) -> bool:
+def _must_release(work: MeanTask, chunk: int) -> bool:
     """Whether we held back a chunk that turns out to be another's to average."""
-    return work.ours is not None and work.ours.is_held(chunk) and work.party.owner(chunk) != work.member.rank
+    return work.ours is not None and work.ours.is_local_only(chunk) and work.party.owner(chunk) != work.member.rank
 
 
-def _discard(work: Averaging, own: Offer) -> Steps[None]:
+def _discard(work: MeanTask, own: Offer) -> Steps[None]:
     """Every mean is there, so nobody reads our chunks again."""
-    written = [i for i in range(len(work.grid)) if not own.is_held(i)]
+    written = [i for i in range(len(work.grid)) if not own.is_local_only(i)]
     for chunk in written if own.inline is None else []:
         yield Discard(work.member.keys.update(own.round_no, own.rank, own.incarnation, chunk))
 
 
-def _blame(work: Averaging, seats: Sequence[Seat], chunk: int) -> Steps[None]:
+def _blame(work: MeanTask, seats: Sequence[Participant], chunk: int) -> Steps[None]:
     """Find out whose values are not finite, and say so."""
     count = work.grid.count(chunk)
     for seat in seats:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.errors import CorruptUpdate
+from atoll.rounds.frames import checksum, digest
+from atoll.rounds.io import Gather, Steps, StoreIO
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.records import Blob
-from atoll.rounds.requests import Requests
-from atoll.rounds.seal import checksum, digest
 from atoll.stores.base import Buffer, pieces
 
 PIECE_BYTES = 16 << 20
@@ -24,7 +23,7 @@ def describe(round_no: int, buffers: Sequence[Buffer], piece_bytes: int = PIECE_
 
 
 def write_blob(
-    io: Requests, keys: RoundKeys, blob: Blob, buffers: Sequence[Buffer], piece_bytes: int = PIECE_BYTES
+    io: StoreIO, keys: RoundKeys, blob: Blob, buffers: Sequence[Buffer], piece_bytes: int = PIECE_BYTES
 ) -> Steps[None]:
     """Write the pieces. Equal bytes have equal names, so several writers do no harm."""
     cut = _cut(pieces(list(buffers)), piece_bytes)
@@ -32,7 +31,7 @@ def write_blob(
     yield Gather(children, _WIDTH)
 
 
-def read_blob(io: Requests, keys: RoundKeys, blob: Blob) -> Steps[bytearray]:
+def read_blob(io: StoreIO, keys: RoundKeys, blob: Blob) -> Steps[bytearray]:
     """All the bytes, checked piece by piece."""
     whole = bytearray(blob.size_bytes)
     view = memoryview(whole)
@@ -44,7 +43,7 @@ def read_blob(io: Requests, keys: RoundKeys, blob: Blob) -> Steps[bytearray]:
     return whole
 
 
-def delete_blob(io: Requests, keys: RoundKeys, blob: Blob) -> Steps[None]:
+def delete_blob(io: StoreIO, keys: RoundKeys, blob: Blob) -> Steps[None]:
     for i in range(len(blob.pieces)):
         yield from io.delete(keys.blob(blob.round_no, blob.digest, i))
 
@@ -60,7 +59,7 @@ def sections(whole: bytearray, sizes: Sequence[int]) -> list[memoryview]:
     return found
 
 
-def _read_piece(io: Requests, key: str, target: memoryview, check: str) -> Steps[None]:
+def _read_piece(io: StoreIO, key: str, target: memoryview, check: str) -> Steps[None]:
     def checked(data: Buffer) -> Buffer:
         if len(view := memoryview(data).cast("B")) != len(target) or checksum(view) != check:
             raise CorruptUpdate("a piece of a blob fails its checksum", check="checksum")

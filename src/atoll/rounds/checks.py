@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.rounds.grid import Grid
 from atoll.rounds.layout import Layout
-from atoll.rounds.offers import Offer
-from atoll.rounds.records import Rejection
+from atoll.rounds.records import Offer, Rejection
+from atoll.rounds.tuning import Grid
 
 LEAST_HISTORY = 3
 """A norm is called an outlier only when this many rounds have shown what is usual."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import CorruptUpdate
-from atoll.rounds.codec import F32, codec
-from atoll.rounds.grid import Grid
-from atoll.rounds.offers import Offer
-from atoll.rounds.records import text
-from atoll.rounds.seal import checksum, open_frame, seal_frame
+from atoll.rounds.codecs.base import F32, codec
+from atoll.rounds.frames import checksum, open_frame, seal_frame
+from atoll.rounds.records import Offer, text
+from atoll.rounds.tuning import Grid
 from atoll.stores.base import Buffer
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from atoll._time import Clock
 from atoll.errors import StoreError
+from atoll.rounds.io import Steps, StoreIO
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.ops import Steps
-from atoll.rounds.requests import Requests
 
 SEGMENT_BYTES = 64 << 10
 KEPT_SEGMENTS = 4
@@ -31,7 +30,7 @@ class EventLog:
         self._lines.append(json.dumps(line, sort_keys=True).encode() + b"\n")
         self._pending = True
 
-    def flush(self, io: Requests) -> Steps[None]:
+    def flush(self, io: StoreIO) -> Steps[None]:
         """Write what is new, and let the oldest segments go."""
         if not self._pending:
             return

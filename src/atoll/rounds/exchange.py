@@ -4,27 +4,95 @@
        └─> their chunks as they land ──> our means ──────────┘
 
 Late replicas skip to the average of what was committed.
+
+One replica's part in one round, as far as those who work on it side by side have to know of each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from atoll.errors import CorruptUpdate, LeftBehind
-from atoll.rounds.agree import agree
-from atoll.rounds.anticipate import anticipate
+from atoll.rounds.agree import agree, read_commit
 from atoll.rounds.average import average
-from atoll.rounds.averaging import Averaging
-from atoll.rounds.claims import check_rank
-from atoll.rounds.member import Member
-from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Gather, Steps
-from atoll.rounds.publish import announce, has_announced, upload
-from atoll.rounds.records import Commit
-from atoll.rounds.requests import Counters
-from atoll.rounds.turn import Turn
-from atoll.rounds.vectors import Sink, Source, are_separate
-from atoll.rounds.watch import read_commit
+from atoll.rounds.codecs.base import F32
+from atoll.rounds.context import RoundContext
+from atoll.rounds.contributions import MeanTask, PrefetchedMean
+from atoll.rounds.io import Counters, Gather, Steps
+from atoll.rounds.join import check_rank
+from atoll.rounds.layout import Room, Sink, Source, are_separate
+from atoll.rounds.prefetch import prefetch
+from atoll.rounds.publish import Seen, announce, draft_offer, has_announced, is_inline, upload
+from atoll.rounds.records import Commit, Offer
+
+
+@dataclass
+class RoundState:
+    """What goes in, what is expected, and what has been found out so far."""
+
+    member: RoundContext
+    round_no: int
+    fragment: int
+    source: Source
+    sink: Sink
+    weight: float
+    base: str
+    is_separate: bool
+    """Whether the sink may be written to while the source is still needed."""
+    is_over: bool = False
+    """It is known who takes part, or that the round failed."""
+    is_again: bool = False
+    """This process has tried the round before, and may have announced another update than this one."""
+    own: Offer | None = None
+    offers: dict[int, Offer] = field(default_factory=dict)
+    commit: Commit | None = None
+    foreseen: dict[int, PrefetchedMean] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    """Our own chunks that have been encoded so far."""
+
+    def __post_init__(self) -> None:
+        self.is_again = self.member.memory.announced == self.round_no
+
+    @cached_property
+    def expected(self) -> dict[int, int]:
+        """Rank → incarnation of those who took part last time; empty when there is no telling."""
+        return self.member.memory.expected(self.member.rank, self.member.claim.incarnation)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.expected))
+
+    @cached_property
+    def mode(self) -> str:
+        return self.member.exchange_mode(self.fragment, len(self.expected))
+
+    @property
+    def is_void(self) -> bool:
+        """Not what was expected was committed, or nothing."""
+        if not self.is_over:
+            return False
+        return self.commit is None or {c.rank: c.incarnation for c in self.commit.contributions} != self.expected
+
+    def room(self, start: int, stop: int) -> F32 | None:
+        """Where the mean of these elements may be made; None if it has to be made elsewhere and copied."""
+        return self._has_room.room(start, stop) if self._has_room is not None else None
+
+    @cached_property
+    def _has_room(self) -> Room | None:
+        return self.sink if self.is_separate and isinstance(self.sink, Room) else None
+
+    @cached_property
+    def is_inline(self) -> bool:
+        return is_inline(self.member, self.fragment)
+
+    @cached_property
+    def draft(self) -> Offer:
+        """Our offer before the update was looked at; it says what is held back."""
+        draft = draft_offer(self.member, self.round_no, self.fragment, self.weight, self.base)
+        is_holding = self.mode == "scatter" and not self.is_inline and self.member.tuning.skip_upload
+        return replace(draft, expected=self.ranks) if self.ranks and is_holding else draft
 
 
 @dataclass(frozen=True)
@@ -56,16 +124,16 @@ class RoundOutcome:
 
 
 def exchange(
-    member: Member, round_no: int, fragment: int, source: Source, weight: float, base: str, sink: Sink
+    member: RoundContext, round_no: int, fragment: int, source: Source, weight: float, base: str, sink: Sink
 ) -> Steps[RoundOutcome]:
     """Contribute `source` to a round and fill `sink` with the mean of what was committed."""
     before, began = member.io.counted(), member.io.clock.monotonic()
-    turn = Turn(member, round_no, fragment, source, sink, weight, base, are_separate(source, sink))
-    own_digest, _ = yield Gather([_take_part(turn), anticipate(turn)], 2)
+    turn = RoundState(member, round_no, fragment, source, sink, weight, base, are_separate(source, sink))
+    own_digest, _ = yield Gather([_take_part(turn), prefetch(turn)], 2)
     commit = turn.commit
     assert commit is not None
     check_belongs(member, commit)
-    work = Averaging(member, commit, sink, turn.own, own_digest, source, turn.offers, turn.foreseen)
+    work = MeanTask(member, commit, sink, turn.own, own_digest, source, turn.offers, turn.foreseen)
     yield Gather([average(work), member.events.flush(member.io)], 2)
     _settle(member, commit)
     mine = commit.contribution(member.rank)
@@ -73,7 +141,7 @@ def exchange(
     return RoundOutcome(commit, is_included, member.io.counted().since(before), member.io.clock.monotonic() - began)
 
 
-def _take_part(turn: Turn) -> Steps[str]:
+def _take_part(turn: RoundState) -> Steps[str]:
     """Publish and agree, or find that the round is over; the digest of our update."""
     try:
         offer = yield from _publish(turn)
@@ -88,7 +156,7 @@ def _take_part(turn: Turn) -> Steps[str]:
         turn.is_over = True
 
 
-def _publish(turn: Turn) -> Steps[Offer]:
+def _publish(turn: RoundState) -> Steps[Offer]:
     """Write the update and look whether the round is still to come; for a replica that lags behind, look first."""
     member, io = turn.member, turn.member.io
     looks = [_look(turn), check_rank(io, member.keys, member.claim, turn.round_no), io.timeline.flush(io)]
@@ -106,7 +174,7 @@ def _publish(turn: Turn) -> Steps[Offer]:
     return (yield from upload(member, turn.draft, turn.source, is_dry=turn.commit is not None))
 
 
-def _look(turn: Turn) -> Steps[None]:
+def _look(turn: RoundState) -> Steps[None]:
     """Whether the round is over; also tells how long a small request takes."""
     asked = turn.member.io.clock.monotonic()
     turn.commit = yield from read_commit(turn.member, turn.round_no, is_awaited=False)
@@ -118,19 +186,22 @@ def _as_offer(value: object) -> Offer:
     return value
 
 
-def replay(member: Member, round_no: int, sink: Sink) -> Steps[RoundOutcome | None]:
-    """Take in a round that was committed without us; None when it is not committed yet."""
+def replay(member: RoundContext, round_no: int, room: Callable[[int], Sink]) -> Steps[RoundOutcome | None]:
+    """Take in a round that was committed without us; None when it is not committed yet.
+
+    `room` gives the sink for the mean of a fragment; the commit says which fragment that is.
+    """
     before, began = member.io.counted(), member.io.clock.monotonic()
     commit = yield from read_commit(member, round_no)
     if commit is None:
         return None
     check_belongs(member, commit)
-    yield Gather([average(Averaging(member, commit, sink)), member.events.flush(member.io)], 2)
+    yield Gather([average(MeanTask(member, commit, room(commit.fragment))), member.events.flush(member.io)], 2)
     _settle(member, commit)
     return RoundOutcome(commit, False, member.io.counted().since(before), member.io.clock.monotonic() - began)
 
 
-def check_belongs(member: Member, commit: Commit) -> None:
+def check_belongs(member: RoundContext, commit: Commit) -> None:
     """The commit continues our own history, does not call our state a stray, and has no rejection that must stop us."""
     if commit.previous != member.previous:
         message = f"round {commit.round_no} does not continue what this replica has applied"
@@ -145,6 +216,6 @@ def check_belongs(member: Member, commit: Commit) -> None:
         raise CorruptUpdate(message, round_no=commit.round_no, rank=first.rank, check=first.check)
 
 
-def _settle(member: Member, commit: Commit) -> None:
+def _settle(member: RoundContext, commit: Commit) -> None:
     member.memory.learn(commit)
     member.previous = commit.digest

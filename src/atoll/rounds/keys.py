@@ -1,7 +1,7 @@
-"""Every object name Atoll uses, built here from checked parts and nowhere else.
+"""The name of every object that replicas agree on and average, built from checked parts; `atoll.keys` has the others.
 
-Names are zero-padded so that a sorted LIST is in numeric order. Keys that change (`beat`, `ack`) are the exception;
-everything a replica computes with is written once under a name that says what it is.
+Numbers are zero-padded, so a sorted LIST is in numeric order. Objects that replicas compute with are written once
+under a name that says what they are; only `ack` objects change.
 """
 
 from __future__ import annotations
@@ -9,137 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-from atoll.errors import BadKey, InternalError
-from atoll.names import key_name, run_id_problem
+from atoll.errors import BadKey
+from atoll.keys import RunKeys, checked_digest, number
 
-_DIGEST = re.compile(r"[0-9a-f]{8,128}\Z")
-_OUTCOME = re.compile(r"outcome/(\d{5,})\.(\d{3,})\.json\Z")
 _CLAIM = re.compile(r"(\d{5,})\.(\d{5,})\.(json|left)\Z")
 _OFFER = re.compile(r"(\d{10,})/offer/(\d{5,})\.(\d{3,})\Z")
 _BLOB = re.compile(r"(\d{10,})-([0-9a-f]{8,128})/\d{6,}\Z")
-_CHECKPOINT = re.compile(r"checkpoints/(\d{5,})/(\d{10,})\Z")
 _SEGMENT = re.compile(r"(\d{5,})\.(\d{5,})\.(\d{6,})\.jsonl\Z")
-_LOG_CHUNK = re.compile(r"logs/(\d{5,})/(\d{3,})/(\d{15,})-(\d+)-(\d+)\Z")
-
-
-def index_prefix() -> str:
-    """Every marker lies under this; one LIST names every run of the store."""
-    return "index/"
-
-
-def index_key(run_id: str) -> str:
-    """The marker that lets runs be listed without walking their objects."""
-    return index_prefix() + run_part(run_id)
-
-
-def bundle(digest: str) -> str:
-    """A code bundle, named by the SHA-256 of its bytes."""
-    return f"bundles/{_checked_digest(digest)}.tar.gz"
-
-
-def run_part(run_id: str) -> str:
-    """The run id as one part of a key."""
-    if problem := run_id_problem(run_id):
-        raise BadKey(str(run_id), problem)
-    return key_name(run_id)
-
-
-class LogChunk(NamedTuple):
-    """What the name of a sealed piece of output says."""
-
-    rank: int
-    attempt: int
-    offset: int
-    first_ms: int
-    last_ms: int
-
-
-class RankAttempt(NamedTuple):
-    """One process of a run: the rank it plays, and which try of it this is."""
-
-    rank: int
-    attempt: int
-
-
-@dataclass(frozen=True)
-class RunKeys:
-    """The names of one run's records, outside its rounds."""
-
-    run_id: str
-
-    @cached_property
-    def prefix(self) -> str:
-        """Everything of this run, and nothing of another, lies under this."""
-        return f"runs/{run_part(self.run_id)}/"
-
-    def run(self) -> str:
-        return f"{self.prefix}run.json"
-
-    def intent(self) -> str:
-        return f"{self.prefix}launch/intent.json"
-
-    def handle(self) -> str:
-        return f"{self.prefix}launch/handle.json"
-
-    def start(self, rank: int, attempt: int) -> str:
-        """Taken by the container that is this attempt; the service that restarts it need not count."""
-        return f"{self.prefix}start/{number(rank, 5)}.{number(attempt, 3)}.json"
-
-    def cancelled(self) -> str:
-        return f"{self.prefix}launch/cancelled.json"
-
-    def outcomes_prefix(self) -> str:
-        return f"{self.prefix}outcome/"
-
-    def outcome(self, rank: int, attempt: int) -> str:
-        return f"{self.outcomes_prefix()}{number(rank, 5)}.{number(attempt, 3)}.json"
-
-    def parse_outcome(self, key: str) -> RankAttempt:
-        """The inverse of `outcome`."""
-        return RankAttempt(*self._numbers(_OUTCOME, key))
-
-    def result(self, rank: int, attempt: int) -> str:
-        return f"{self.prefix}result/{number(rank, 5)}.{number(attempt, 3)}.json"
-
-    def beats_prefix(self) -> str:
-        return f"{self.prefix}beat/"
-
-    def beat(self, rank: int) -> str:
-        return f"{self.beats_prefix()}{number(rank, 5)}.json"
-
-    def checkpoints_prefix(self, rank: int) -> str:
-        return f"{self.prefix}checkpoints/{number(rank, 5)}/"
-
-    def checkpoint(self, rank: int, round_no: int) -> str:
-        """Everything one replica needs to go on before round `round_no`."""
-        return f"{self.checkpoints_prefix(rank)}{number(round_no, 10)}"
-
-    def parse_checkpoint(self, key: str) -> tuple[int, int]:
-        """(rank, round): the inverse of `checkpoint`."""
-        rank, round_no = self._numbers(_CHECKPOINT, key)
-        return rank, round_no
-
-    def log_prefix(self, rank: int, attempt: int | None = None) -> str:
-        """All output of a rank, or of one attempt of it; pieces sort by offset."""
-        of_rank = f"{self.prefix}logs/{number(rank, 5)}/"
-        return of_rank if attempt is None else f"{of_rank}{number(attempt, 3)}/"
-
-    def log_chunk(self, rank: int, attempt: int, offset: int, first_ms: int, last_ms: int) -> str:
-        """A sealed piece of output: its first byte's offset, and when its first and last line were written."""
-        span = f"{number(first_ms)}-{number(last_ms)}"
-        return f"{self.log_prefix(rank, attempt)}{number(offset, 15)}-{span}"
-
-    def parse_log_chunk(self, key: str) -> LogChunk:
-        """The inverse of `log_chunk`."""
-        return LogChunk(*self._numbers(_LOG_CHUNK, key))
-
-    def _numbers(self, pattern: re.Pattern[str], key: str) -> tuple[int, ...]:
-        found = pattern.match(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
-        if found is None:
-            raise BadKey(key, f"not one of the names of run `{self.run_id}`")
-        return tuple(int(part) for part in found.groups())
 
 
 @dataclass(frozen=True)
@@ -207,7 +84,7 @@ class RoundKeys:
 
     def mean(self, round_no: int, party: str, chunk: int) -> str:
         """One chunk of the average of a party's updates; created once."""
-        return f"{self.round_prefix(round_no)}mean/{_checked_digest(party)}/{number(chunk, 6)}"
+        return f"{self.round_prefix(round_no)}mean/{checked_digest(party)}/{number(chunk, 6)}"
 
     def commits_prefix(self) -> str:
         return f"{self.prefix}commits/"
@@ -235,7 +112,7 @@ class RoundKeys:
 
     def blob_prefix(self, round_no: int, digest: str) -> str:
         """Bulk bytes of a snapshot, or of the initial weights, which are the blob of round 0."""
-        return f"{self.blobs_prefix()}{number(round_no, 10)}-{_checked_digest(digest)}/"
+        return f"{self.blobs_prefix()}{number(round_no, 10)}-{checked_digest(digest)}/"
 
     def blob(self, round_no: int, digest: str, piece: int) -> str:
         return f"{self.blob_prefix(round_no, digest)}{number(piece, 6)}"
@@ -291,16 +168,3 @@ class RoundKeys:
         if not (key.startswith(prefix) and key.endswith(suffix) and middle.isascii() and middle.isdecimal()):
             raise BadKey(key, f"not `{prefix}…{suffix}`")
         return int(middle)
-
-
-def number(value: int, width: int = 1) -> str:
-    """A non-negative whole number, zero-padded; anything else is a bug in the caller."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InternalError(f"a part of an object name must be a whole number from 0, not {value!r}")
-    return f"{value:0{width}d}"
-
-
-def _checked_digest(digest: str) -> str:
-    if not _DIGEST.match(digest):
-        raise InternalError(f"a digest in an object name must be lower-case hex, not {digest!r}")
-    return digest

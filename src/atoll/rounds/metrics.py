@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from atoll.errors import BadKey, KeyNotFound
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.round_record import RoundRecord
+from atoll.rounds.timeline import RoundRecord
 from atoll.stores.base import Store
 
 T = TypeVar("T")

@@ -19,22 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from atoll.arguments import Kind, checked_fields, is_number, one_of
-from atoll.rounds import kernels
-from atoll.rounds.codec import F32, as_bytes
-from atoll.rounds.seal import digest
+from atoll import kernels
+from atoll.rounds.codecs.base import F32, as_bytes
+from atoll.rounds.frames import digest
+from atoll.validation import Kind, check_fields, is_number, one_of
 
 _TILE = 1 << 17  # elements worked on at once: what one operation leaves in the cache is there for the next
 
 
-KINDS = {
+_KINDS = {
     "kind": Kind("`nesterov` or `average`", one_of("nesterov", "average")),
     "lr": Kind("a number above 0", lambda value: is_number(value) and value > 0),
     "momentum": Kind("a number from 0 to below 1", lambda value: is_number(value) and 0 <= value < 1),
 }
 
 
-@checked_fields(KINDS)
 @dataclass(frozen=True)
 class OuterRule:
     """Which outer step, and with what numbers. Part of what replicas agree on."""
@@ -42,6 +41,9 @@ class OuterRule:
     kind: str = "nesterov"
     lr: float = 0.7
     momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

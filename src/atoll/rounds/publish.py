@@ -2,31 +2,124 @@
 
 At most one offer of a rank counts in a round: slots are created in order, and a later slot is taken only when the
 earlier ones belong to incarnations that are over.
+
+A chunk of `fp32` that is about to be written: hashed and squared as it goes, so that memory is read once.
+
+Its header names the hash and the norm, so it is made last, in room that was left for it.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
+from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.errors import CorruptUpdate, KeyNotFound
-from atoll.rounds import fused
+from atoll.kernels import fused
+from atoll.kernels.fused import Hash
+from atoll.rounds import one_pass
 from atoll.rounds.chunks import seal_chunk, update_header
-from atoll.rounds.claims import fenced
-from atoll.rounds.codec import F32, codec
-from atoll.rounds.member import Member
-from atoll.rounds.offers import Offer
-from atoll.rounds.ops import Gather, Steps
-from atoll.rounds.outgoing import NotFinite, Outgoing
-from atoll.rounds.records import Rejection
-from atoll.rounds.seal import checksum
-from atoll.rounds.vectors import Source
+from atoll.rounds.codecs.base import F32, as_bytes, codec
+from atoll.rounds.context import RoundContext
+from atoll.rounds.frames import PREAMBLE_BYTES, canonical, checksum, seal_front
+from atoll.rounds.io import Gather, Steps
+from atoll.rounds.join import fenced
+from atoll.rounds.layout import Source
+from atoll.rounds.one_pass import LEAST_COMPILED, sound, sum_of_squares
+from atoll.rounds.records import Offer, Rejection
 from atoll.stores.base import Buffer
+from atoll.stores.fast import HashedWhileWritten
+
+_STEP = 1 << 10
+_TILE = 1 << 19
+_LONGEST = -sys.float_info.max
+"""No float has more digits."""
+
+
+class NotFinite(Exception):
+    """A value is infinite or no number, so nothing is written."""
+
+
+class FrameWriter(HashedWhileWritten):
+    """A frame of these values, with this header and what is found of them."""
+
+    norm = math.nan
+    """L2 of the values, when there is a front."""
+    seconds = 0.0
+    """How long it was looked at; where it is copied in the same pass, that too."""
+
+    def __init__(self, header: Mapping[str, Any], values: F32, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._header, self._values, self._clock = header, values, clock
+        self.payload = as_bytes(np.ascontiguousarray(values, "<f4"))
+        text = canonical({**header, "norm": _LONGEST, "xxh3": "0" * 16})
+        self.front_bytes = -(-(PREAMBLE_BYTES + len(text)) // _STEP) * _STEP
+        self._passes = fused.current() if values.size >= LEAST_COMPILED else None
+        self._begin()
+
+    @property
+    def check(self) -> str:
+        """XXH3-64 of what has been seen."""
+        return self._state.hexdigest()
+
+    def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
+        if start == 0:
+            self._begin()
+        began = self._clock.monotonic()
+        values = self._values[start // 4 : stop // 4]
+        copy = None if out is None else np.frombuffer(out, np.uint8)
+        if isinstance(self._state, Hash):
+            assert self._passes is not None
+            self._squares += self._passes.look(values, self._state, copy)
+        else:
+            self._state.update(self.payload[start:stop])
+            self._squares += sum_of_squares(values)
+            if copy is not None:
+                np.copyto(copy, np.frombuffer(self.payload[start:stop], np.uint8))
+        self._seen = stop
+        self.seconds += self._clock.monotonic() - began
+
+    def write_hashed(self, fd: int, start: int, stop: int, step: int) -> None:
+        if not isinstance(self._state, Hash):
+            super().write_hashed(fd, start, stop, step)
+            return
+        assert self._passes is not None
+        if start == 0:
+            self._begin()
+        values = self._values[start // 4 : stop // 4]
+        squares, seconds = self._passes.pour(values, self._state, fd, self.front_bytes + start, step)
+        self._squares += squares
+        self.seconds += seconds
+        self._seen = stop
+
+    def front(self) -> Buffer:
+        if self._seen < len(self.payload):
+            self._look_at_all()
+        self.norm = math.sqrt(sound(self._squares, self._values))
+        if not (math.isfinite(self.norm) and self._are_sound()):
+            raise NotFinite
+        header = {**self._header, "norm": self.norm, "xxh3": self.check}
+        return seal_front(header, len(self.payload), alignment=self.front_bytes)
+
+    def _begin(self) -> None:
+        self._state: xxhash.xxh3_64 | Hash = xxhash.xxh3_64() if self._passes is None else Hash(self._passes)
+        self._squares, self._seen, self.seconds = 0.0, 0, 0.0
+
+    def _are_sound(self) -> bool:
+        """Whether the values that were seen are finite. If squares did not fit, that is known of those of now."""
+        return math.isfinite(self._squares) or checksum(self.payload) == self.check
+
+    def _look_at_all(self) -> None:
+        for start in range(0, len(self.payload), _TILE):
+            self.hash_and_norm(start, min(start + _TILE, len(self.payload)))
+
 
 _LARGE = 1 << 20
 """Bytes from which on reading memory once is worth a header of a whole KiB."""
@@ -41,7 +134,7 @@ class Seen(NamedTuple):
     """L2 of the values."""
 
 
-def draft_offer(member: Member, round_no: int, fragment: int, weight: float, base: str) -> Offer:
+def draft_offer(member: RoundContext, round_no: int, fragment: int, weight: float, base: str) -> Offer:
     """What is known of an update before it is looked at."""
     claim = member.claim
     return Offer(
@@ -50,14 +143,14 @@ def draft_offer(member: Member, round_no: int, fragment: int, weight: float, bas
     )  # fmt: skip
 
 
-def is_inline(member: Member, fragment: int) -> bool:
+def is_inline(member: RoundContext, fragment: int) -> bool:
     """Whether updates of this fragment are small enough to travel inside their offer."""
     encoded = codec(member.agreement.codec).encoded_bytes(member.layout(fragment).size)
     return encoded <= member.tuning.inline_bytes
 
 
 def upload(
-    member: Member, draft: Offer, source: Source, *, is_dry: bool = False, seen: dict[int, Seen] | None = None
+    member: RoundContext, draft: Offer, source: Source, *, is_dry: bool = False, seen: dict[int, Seen] | None = None
 ) -> Steps[Offer]:
     """Encode the update and write every chunk that is not held back; the offer to announce it with.
 
@@ -70,7 +163,13 @@ def upload(
     is_small = is_inline(member, draft.fragment)
     children = [
         _write_chunk(
-            member, draft, source, i, seen, is_kept=is_small, is_written=not (is_small or is_dry or draft.is_held(i))
+            member,
+            draft,
+            source,
+            i,
+            seen,
+            is_kept=is_small,
+            is_written=not (is_small or is_dry or draft.is_local_only(i)),
         )
         for i in range(len(grid))
     ]
@@ -83,7 +182,7 @@ def upload(
 
 
 def _write_chunk(
-    member: Member,
+    member: RoundContext,
     draft: Offer,
     source: Source,
     chunk: int,
@@ -96,10 +195,12 @@ def _write_chunk(
     began = member.io.clock.monotonic()
     grid, how = member.grid(draft.fragment), codec(draft.codec)
     values = np.ascontiguousarray(source.read(*grid.span(chunk)), dtype=np.float32)
-    if how.name == "fp32" and is_written and values.nbytes >= _LARGE:
+    if how.payload_is_values and is_written and values.nbytes >= _LARGE:
         yield from _write_as_seen(member, draft, chunk, values, seen)
         return []
-    square, check = fused.squares_and_check(values) if how.name == "fp32" else (fused.sum_of_squares(values), "")
+    square, check = (
+        one_pass.squares_and_check(values) if how.payload_is_values else (one_pass.sum_of_squares(values), "")
+    )
     # No value is larger than the norm, so most of the time the norm says that all of them are within bounds.
     if not square < how.largest**2 and not is_within(values, how.largest):
         return []
@@ -111,10 +212,10 @@ def _write_chunk(
     return parts if is_kept else []
 
 
-def _write_as_seen(member: Member, draft: Offer, chunk: int, values: F32, seen: dict[int, Seen]) -> Steps[None]:
+def _write_as_seen(member: RoundContext, draft: Offer, chunk: int, values: F32, seen: dict[int, Seen]) -> Steps[None]:
     """Write a chunk whose payload is its values, and look at them on the way."""
     began = member.io.clock.monotonic()
-    outgoing = Outgoing(update_header(draft, member.grid(draft.fragment), chunk), values, member.io.clock)
+    outgoing = FrameWriter(update_header(draft, member.grid(draft.fragment), chunk), values, member.io.clock)
     with suppress(NotFinite):
         yield from member.io.put(_key(member, draft, chunk), outgoing)
         member.io.spend("encode", began, began + outgoing.seconds)
@@ -122,7 +223,7 @@ def _write_as_seen(member: Member, draft: Offer, chunk: int, values: F32, seen: 
 
 
 def put_chunk(
-    member: Member, offer: Offer, chunk: int, parts: list[Buffer], check: str | None, norm: float
+    member: RoundContext, offer: Offer, chunk: int, parts: list[Buffer], check: str | None, norm: float
 ) -> Steps[None]:
     """Write one chunk of our update; `check` is its checksum if that is known, `norm` the L2 of its values."""
     header = update_header(offer, member.grid(offer.fragment), chunk) | {"norm": norm}
@@ -130,7 +231,7 @@ def put_chunk(
     yield from member.io.put(_key(member, offer, chunk), sealed)
 
 
-def _key(member: Member, offer: Offer, chunk: int) -> str:
+def _key(member: RoundContext, offer: Offer, chunk: int) -> str:
     return member.keys.update(offer.round_no, offer.rank, offer.incarnation, chunk)
 
 
@@ -141,7 +242,7 @@ def is_within(values: F32, largest: float) -> bool:
     return bool(values.max() <= largest and values.min() >= -largest)  # both are False for NaN
 
 
-def _unfit(member: Member, fragment: int, source: Source, weight: float) -> Rejection | None:
+def _unfit(member: RoundContext, fragment: int, source: Source, weight: float) -> Rejection | None:
     if source.size != (size := member.layout(fragment).size):
         return Rejection(member.rank, "layout", f"the update has {source.size} values, the layout {size}")
     if not (np.isfinite(weight) and weight > 0):
@@ -154,7 +255,7 @@ def _withdrawn(draft: Offer, why: Rejection) -> Offer:
     return replace(draft, withdrawn=why, weight=weight, expected=())
 
 
-def mend_offer(member: Member, offer: Offer) -> Steps[None]:
+def repair_offer(member: RoundContext, offer: Offer) -> Steps[None]:
     """Write our offer again if it can no longer be read as it was written."""
     key = member.keys.offer(offer.round_no, offer.rank, offer.slot)
     try:
@@ -163,7 +264,7 @@ def mend_offer(member: Member, offer: Offer) -> Steps[None]:
         yield from member.io.put(key, offer.seal())
 
 
-def announce(member: Member, offer: Offer) -> Steps[Offer]:
+def announce(member: RoundContext, offer: Offer) -> Steps[Offer]:
     """Create the offer in the first slot that no dead incarnation holds; the one this process made before stands."""
     if offer.withdrawn is not None:
         why = offer.withdrawn
@@ -184,7 +285,7 @@ def announce(member: Member, offer: Offer) -> Steps[Offer]:
     raise AssertionError("unreachable")
 
 
-def has_announced(member: Member, offer: Offer) -> Steps[bool]:
+def has_announced(member: RoundContext, offer: Offer) -> Steps[bool]:
     """Whether an offer of this very process stands in this round."""
     for slot in count():
         key = member.keys.offer(offer.round_no, offer.rank, slot)
@@ -199,5 +300,5 @@ def has_announced(member: Member, offer: Offer) -> Steps[bool]:
     raise AssertionError("unreachable")
 
 
-def _opened(member: Member, offer: Offer, data: Buffer, slot: int) -> Offer:
+def _opened(member: RoundContext, offer: Offer, data: Buffer, slot: int) -> Offer:
     return Offer.open(data, run_id=member.run_id, round_no=offer.round_no, rank=offer.rank, slot=slot)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from atoll.arguments import SECONDS, SECONDS_ABOVE_0, Kind, checked_fields, is_count, is_number, one_of
 from atoll.errors import InvalidSpec
+from atoll.validation import SECONDS, SECONDS_ABOVE_0, Kind, check_fields, is_count, is_number, one_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitDecision:
     """Propose these ranks, in order."""
 
     ranks: tuple[int, ...]
@@ -37,7 +37,7 @@ class GiveUp:
     missing: tuple[int, ...]
 
 
-Decision: TypeAlias = Wait | Commit | GiveUp
+Decision: TypeAlias = Wait | CommitDecision | GiveUp
 
 
 _GRACE_S = 30.0
@@ -50,7 +50,6 @@ _KINDS = {
 }
 
 
-@checked_fields(_KINDS)
 @dataclass(frozen=True)
 class Quorum:
     """How many updates a round needs, and how long to wait for more.
@@ -68,6 +67,7 @@ class Quorum:
     """`continue` goes on without an update that failed a check; `stop` ends the run, naming it."""
 
     def __post_init__(self) -> None:
+        check_fields(self, _KINDS)
         if self.deadline_s < self.grace_s != _GRACE_S:  # a grace that nobody has chosen just ends with the deadline
             rule = f"at most deadline_s={self.deadline_s:g}: no round waits for longer than that"
             raise InvalidSpec("Quorum", [f"grace_s={self.grace_s:g}: {rule}"])
@@ -132,9 +132,9 @@ def decide(
         return _decide_strict(policy, usable, sorted(set(lost) - set(rejected)), hoped_for, elapsed_s)
     if len(usable) >= policy.least:
         if not hoped_for - set(away):
-            return Commit(usable)
+            return CommitDecision(usable)
         patient_until = min(policy.deadline_s, sorted(arrived.values())[policy.least - 1] + grace(policy, lateness))
-        return Commit(usable) if elapsed_s >= patient_until else Wait(patient_until)
+        return CommitDecision(usable) if elapsed_s >= patient_until else Wait(patient_until)
     if elapsed_s >= policy.deadline_s or not hoped_for:
         reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing {_listed(lost)}"
         return GiveUp(reason, tuple(lost))
@@ -145,7 +145,7 @@ def _decide_strict(
     policy: Quorum, usable: tuple[int, ...], lost: Sequence[int], hoped_for: Collection[int], elapsed_s: float
 ) -> Decision:
     if not lost:
-        return Commit(usable) if usable else GiveUp("every update was rejected", ())
+        return CommitDecision(usable) if usable else GiveUp("every update was rejected", ())
     if not hoped_for:
         have = "has" if len(lost) == 1 else "have"
         return GiveUp(f"every member is needed, but {_listed(lost)} {have} left", tuple(lost))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll import kernels
 from atoll.errors import CorruptUpdate
-from atoll.rounds import kernels
-from atoll.rounds.codec import F32, Codec, Opened
+from atoll.rounds.codecs.base import F32, Codec, Opened
 from atoll.stores.base import Buffer
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.errors import CorruptUpdate, KeyNotFound
-from atoll.rounds.begin import read_agreement
-from atoll.rounds.claims import standings
+from atoll.rounds.catch_up import snapshot_rounds
+from atoll.rounds.context import RoundContext
+from atoll.rounds.io import Gather, Steps
+from atoll.rounds.join import latest_claims, read_agreement
 from atoll.rounds.keys import RoundKeys
-from atoll.rounds.member import Member
-from atoll.rounds.ops import Gather, Steps
 from atoll.rounds.records import Ack, Snapshot
-from atoll.rounds.snapshots import snapshot_rounds
 
 KEPT_SNAPSHOTS = 2
 """One to load, and one for whoever began to load before it was there."""
@@ -36,13 +35,13 @@ class Leases:
         return now - last[2] < self.lease_s
 
 
-def acknowledge(member: Member, round_no: int, count: int) -> Steps[None]:
+def acknowledge(member: RoundContext, round_no: int, count: int) -> Steps[None]:
     """Say that this rank will never again need a round below `round_no`."""
     ack = Ack(member.rank, member.claim.incarnation, round_no, count)
     yield from member.io.put(member.keys.ack(member.rank), ack.seal())
 
 
-def retire(member: Member, leases: Leases) -> Steps[int]:
+def retire(member: RoundContext, leases: Leases) -> Steps[int]:
     """Delete what nobody needs any more; the number of objects that went."""
     kept = (yield from snapshot_rounds(member))[-KEPT_SNAPSHOTS:]
     if len(kept) < KEPT_SNAPSHOTS:
@@ -65,12 +64,12 @@ def retire(member: Member, leases: Leases) -> Steps[int]:
     return len(data) + len(commits)
 
 
-def _needed_from(member: Member, leases: Leases) -> Steps[int | None]:
+def _needed_from(member: RoundContext, leases: Leases) -> Steps[int | None]:
     """The lowest round a live rank may still ask for; None when a live rank has not said."""
     io, keys = member.io, member.keys
     now = io.clock.monotonic()
     needed: list[int] = []
-    for rank, standing in (yield from standings(io, keys)).items():
+    for rank, standing in (yield from latest_claims(io, keys)).items():
         if standing.has_left:
             continue
         try:
@@ -85,7 +84,7 @@ def _needed_from(member: Member, leases: Leases) -> Steps[int | None]:
     return min(needed, default=None)
 
 
-def _doomed(member: Member, floor: int, kept: list[int]) -> Steps[tuple[list[str], list[str]]]:
+def _doomed(member: RoundContext, floor: int, kept: list[int]) -> Steps[tuple[list[str], list[str]]]:
     """Keys that may go: bulk and snapshot records, and commits, which go last."""
     io, keys = member.io, member.keys
     agreement = yield from read_agreement(io, keys)

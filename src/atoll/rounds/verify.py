@@ -14,20 +14,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from atoll.errors import CorruptUpdate, KeyNotFound, RoundError, RunNotFound
+from atoll.keys import RunKeys
 from atoll.rounds.blobs import sections
 from atoll.rounds.chunks import MeanName, inline_chunk, open_chunk, update_header
-from atoll.rounds.codec import F32, codec
-from atoll.rounds.codec_bf16 import from_bf16_bits
-from atoll.rounds.grid import Grid
-from atoll.rounds.keys import RoundKeys, RunKeys
+from atoll.rounds.codecs.base import F32, codec
+from atoll.rounds.codecs.bf16 import from_bf16_bits
+from atoll.rounds.contributions import Participants
+from atoll.rounds.frames import checksum
+from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout, numpy_dtype
-from atoll.rounds.offers import Offer
 from atoll.rounds.outer import OuterRule, outer_step, state_digest
-from atoll.rounds.party import Party
-from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Snapshot
+from atoll.rounds.records import Ack, Agreement, Blob, Claim, Commit, Contribution, Offer, Snapshot
 from atoll.rounds.reduce import weighted_mean
-from atoll.rounds.seal import checksum
-from atoll.stores.base import Buffer, Store, recycles
+from atoll.rounds.tuning import Grid
+from atoll.stores.base import Buffer, Store
+from atoll.stores.fast import recycles
 
 T = TypeVar("T")
 
@@ -106,7 +107,8 @@ class Verification:
                 raise RunNotFound(f"no run `{run_id}` in {store.uri}", hint=hint) from exc
             has_ended = next(iter(store.list(RunKeys(run_id).outcomes_prefix())), None) is not None
             why = "replicas have ended, and none had joined one" if has_ended else "no replica has joined one yet"
-            raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: {why}") from exc
+            reason = "never_joined" if has_ended else "not_joined_yet"
+            raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: {why}", reason=reason) from exc
         outer = self._agreement.settings.get("outer")
         self._rule = None if outer is None else OuterRule.from_json(outer)
         if self._rule is None:
@@ -212,7 +214,7 @@ class Verification:
 
     def _compared_mean(self, commit: Commit, offers: list[Offer], grid: Grid, chunk: int) -> F32:
         """A published chunk, compared with the mean of its parts if all of them are in the store."""
-        party, layout = Party.of_commit(commit), self._fragments[commit.fragment]
+        party, layout = Participants.of_commit(commit), self._fragments[commit.fragment]
         how = codec(self._agreement.mean_codec)
         name = MeanName(
             commit.run_id, commit.round_no, commit.fragment, party.id, layout.hash, how.name, grid, chunk
@@ -243,7 +245,7 @@ class Verification:
 
     def _part(self, offer: Offer, grid: Grid, chunk: int) -> F32 | None:
         """One rank's values; None where the rank kept them, or the store has used their space again."""
-        is_kept = offer.is_held(chunk) or recycles(self._store)
+        is_kept = offer.is_local_only(chunk) or recycles(self._store)
         try:
             return self._chunk(offer, grid, chunk)
         except KeyNotFound:

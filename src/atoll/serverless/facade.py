@@ -13,7 +13,7 @@ from atoll.executors.base import Executor
 from atoll.handle import RunHandle
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome
-from atoll.run import Run, prepare
+from atoll.runs.run import Run, prepare
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.status import ReplicaState
 
@@ -44,7 +44,8 @@ class Facade:
         timeout: float = 3600,
     ) -> list[ReplicaHandle]:
         if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
-            raise ConfigError(f"entrypoint_args is a mapping of names to JSON values, not {entrypoint_args!r}")
+            message = f"entrypoint_args is a mapping of names to JSON values, not {entrypoint_args!r}"
+            raise ConfigError(message, reason="entrypoint_args")
         args = dict(entrypoint_args or {})
         rank_env = args.pop("rank_env", RANK)
         draft = prepare(

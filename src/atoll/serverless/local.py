@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from atoll.context import default_store
 from atoll.executors.local.executor import LocalExecutor
-from atoll.home import default_store
 from atoll.serverless.facade import Facade
 from atoll.serverless.protocol import ReplicaHandle
 
@@ -16,7 +16,7 @@ from atoll.serverless.protocol import ReplicaHandle
 class LocalProcessExecutor(Facade):
     """Replicas are processes here. `store` is where their results and logs are kept."""
 
-    backend_name = "local"
+    backend_name = "local_process"
     supports_inter_replica_network = True
 
     def __init__(

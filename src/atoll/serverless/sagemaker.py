@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atoll.context import RANK
-from atoll.entry import Entry
 from atoll.errors import BackendError, ConfigError
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
-from atoll.executors.sagemaker.machines import INSTANCE_TYPE, MACHINES
+from atoll.executors.sagemaker.request import INSTANCE_TYPE, MACHINES
 from atoll.handle import RunHandle
-from atoll.run import prepare
+from atoll.runs.run import prepare
 from atoll.serverless.facade import Facade
 from atoll.serverless.protocol import ReplicaHandle
+from atoll.spec import Entry
 
 _NEEDED = ("rendezvous_uri", "trainer_module", "trainer_fn")
 _TAKEN = (*_NEEDED, "trainer_kwargs", "rank_env")
@@ -154,7 +154,8 @@ def _function_of(entrypoint: str | Callable[..., Any]) -> str | None:
         try:
             return str(Entry.of(entrypoint))
         except ValueError as exc:
-            raise ConfigError(f"SageMaker runs what its image has, and not this callable: {exc}") from exc
+            message = f"SageMaker runs what its image has, and not this callable: {exc}"
+            raise ConfigError(message, reason="callable") from exc
     if entrypoint in _CONTAINER or ("." not in entrypoint and ":" not in entrypoint):
         return None
     if ":" in entrypoint:

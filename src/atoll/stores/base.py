@@ -1,56 +1,20 @@
-"""The Store port: whole objects by key, and the rules that every adapter keeps (S1-S15)."""
+"""The Store port: whole objects by key, and the rules that every adapter keeps (S1-S15).
+
+Optional abilities, such as `open_body`, are in `atoll.stores.fast`.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from atoll.errors import BadKey, StoreUnavailable
+from atoll.errors import BadKey
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-class Unsealed(ABC):
-    """A front and a payload, to be written one after the other; what the front says is known when the payload was seen.
-
-    A store that can write in any order looks at the payload while it writes it, and the bytes are fetched from memory
-    once. For any other this is two buffers.
-    """
-
-    front_bytes: int
-    """A multiple of 1 KiB."""
-    payload: memoryview
-
-    @abstractmethod
-    def look(self, start: int, stop: int, room: memoryview | None = None) -> None:
-        """See these bytes of the payload, and copy them to `room` if there is one. From 0 on, in steps of whole KiB."""
-
-    def pour(self, fd: int, start: int, stop: int, step: int) -> None:
-        """See these bytes, and write them to their place in a file, in steps that end at multiples of `step`."""
-        while start < stop:
-            some = self.payload[start : min(stop, start + step - (self.front_bytes + start) % step)]
-            self.look(start, start + len(some))
-            while some:
-                written = os.pwrite(fd, some, self.front_bytes + start)
-                some, start = some[written:], start + written
-
-    @abstractmethod
-    def front(self) -> Buffer:
-        """The first bytes; all of the payload is seen now if it was not."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.front_bytes + len(self.payload)
-
-    def __iter__(self) -> Iterator[Buffer]:
-        yield self.front()
-        yield self.payload
-
-
-Data: TypeAlias = Buffer | Sequence[Buffer] | Unsealed
+Data: TypeAlias = Buffer | Sequence[Buffer]
 """What `put` and `create` take: one buffer, or several that become one object without being joined first."""
 
 _MAX_KEY_BYTES = 900  # S3 and GCS allow 1 024 with our prefix in front
@@ -104,108 +68,6 @@ class Store(Protocol):
         ...
 
 
-@runtime_checkable
-class Patient(Protocol):
-    """A store that asks again by itself, and can be told for how long."""
-
-    def with_patience(self, seconds: float) -> Store:
-        """The same store; a request that gets no good answer is given up after about `seconds`, and not much later."""
-        ...
-
-
-@runtime_checkable
-class Recycling(Protocol):
-    """A store that can write new objects into the space of deleted ones, which is faster than fresh space."""
-
-    @property
-    def recycles(self) -> bool: ...
-
-
-def recycles(store: Store) -> bool:
-    """Whether the space of what is deleted is written again, so that a late reader may find other bytes there."""
-    return getattr(store, "recycles", False) is True  # `isinstance` with a protocol takes longer than deleting a file
-
-
-class Body(Protocol):
-    """An object that is being read from its beginning. For one thread at a time."""
-
-    size: int
-
-    def readinto(self, buffer: memoryview) -> None:
-        """Fill the buffer with the next bytes. `StoreUnavailable` if they stay out; the buffer is of no use then."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it, read or not. May be called twice."""
-        ...
-
-
-@runtime_checkable
-class Streaming(Protocol):
-    """A store that hands over large objects piece by piece, in memory of the reader's choice."""
-
-    def open(self, key: str) -> Body:
-        """Begin to read an object. (S2 S15)"""
-        ...
-
-
-class Descriptor(NamedTuple):
-    """Where the next bytes of a body come from, just as they are: something open, which stays so until it is closed."""
-
-    file: int
-    ready: memoryview = memoryview(b"")
-    """What has been taken from there already, and comes first."""
-    is_socket: bool = False
-    """To be waited for, as long as the socket has been told to wait; else it is a file."""
-    is_huge: bool = False
-    """A file that is better looked at where it lies, and will not get shorter."""
-
-
-class Straight(ABC):
-    """A `Body` that compiled code may read by itself, which spares the interpreter."""
-
-    @abstractmethod
-    def descriptor(self) -> Descriptor | None:
-        """None if it has to be read by `readinto` after all."""
-
-    @abstractmethod
-    def was_read(self, count: int) -> None:
-        """So many bytes more have been read."""
-
-    @abstractmethod
-    def was_cut(self, error: OSError | None) -> NoReturn:
-        """They could not be read, for this reason, or because there are no more. Raises `StoreUnavailable`."""
-
-
-class BufferBody:
-    """An object that is in memory already."""
-
-    def __init__(self, data: Buffer) -> None:
-        self._left = memoryview(data).cast("B")
-        self.size = len(self._left)
-
-    def readinto(self, buffer: memoryview) -> None:
-        if len(buffer) > len(self._left):
-            raise StoreUnavailable(f"an object of {self.size} bytes ended early")
-        buffer[:] = self._left[: len(buffer)]
-        self._left = self._left[len(buffer) :]
-
-    def close(self) -> None:
-        self._left = memoryview(b"")
-
-
-def open_body(store: Store, key: str) -> Body:
-    """Begin to read an object, piece by piece if the store can. (S15)"""
-    opened = getattr(store, "open", None)  # `isinstance` with a protocol takes longer than opening a file
-    body: Body = BufferBody(store.get(key)) if opened is None else opened(key)
-    return body
-
-
-def with_patience(store: Store, seconds: float) -> Store:
-    """The store, with no more patience than this if it has any of its own."""
-    return store.with_patience(seconds) if isinstance(store, Patient) else store
-
-
 def check_key(key: str) -> str:
     """Return the key, or raise `BadKey` saying which rule it breaks. (S8)"""
     if not isinstance(key, str) or not key:
@@ -230,11 +92,6 @@ def check_range(start: int, length: int | None) -> None:
     """Raise `ValueError` for a range that counts backwards. (S13)"""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"a range has no negative numbers: start={start}, length={length}")
-
-
-def size_of(data: Data) -> int:
-    """How many bytes that is."""
-    return data.nbytes if isinstance(data, Unsealed) else sum(map(len, pieces(data)))
 
 
 def pieces(data: Data) -> list[memoryview]:

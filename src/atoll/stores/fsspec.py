@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from atoll.errors import AtollError, ConfigError, KeyExists, KeyNotFound, StoreError, StoreRefused, StoreUnavailable
-from atoll.extras import require
+from atoll.registry import require
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 from atoll.stores.probe import probe
 
@@ -101,6 +101,7 @@ class FsspecStore:
             raise StoreError(
                 f"cannot use {self.uri}: `create` of {kind.__name__} is not atomic (it looks first and writes later)",
                 uri=self.uri,
+                reason="not_atomic",
                 hint="replicas agree by atomic `create`; use s3://, gs://, az:// or a folder that every replica mounts",
             )
 

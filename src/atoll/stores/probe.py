@@ -55,10 +55,10 @@ def probe_create(store: Store) -> None:
         except KeyExists:
             pass
         else:
-            raise _refusal(store, "a second `create` of the same key was accepted")
+            raise _refusal(store, "overwrites", "a second `create` of the same key was accepted")
         # More than one look: an answer spoilt on its way must not condemn the store.
         if all(bytes(store.get(key)) != b"first" for _ in range(3)):
-            raise _refusal(store, "a `create` that was refused changed the object")
+            raise _refusal(store, "overwrites_when_refused", "a `create` that was refused changed the object")
 
 
 def _race(store: Store, key: str, writers: int) -> None:
@@ -75,9 +75,9 @@ def _race(store: Store, key: str, writers: int) -> None:
     with ThreadPoolExecutor(writers) as pool:
         winners = [name for name in pool.map(write, map(str, range(writers))) if name is not None]
     if len(winners) != 1:
-        raise _refusal(store, f"{len(winners)} of {writers} racing creates won")
+        raise _refusal(store, "race", f"{len(winners)} of {writers} racing creates won")
     if bytes(store.get(key)) != winners[0].encode():
-        raise _refusal(store, "the object is not the one the winner of a race wrote")
+        raise _refusal(store, "race", "the object is not the one the winner of a race wrote")
 
 
 def _visible(store: Store, corner: str) -> None:
@@ -85,15 +85,15 @@ def _visible(store: Store, corner: str) -> None:
     for key in keys:
         store.put(key, key.encode())
     if any(bytes(store.get(key)) != key.encode() for key in keys):
-        raise _refusal(store, "an object just written was not read back")
+        raise _refusal(store, "not_read", "an object just written was not read back")
     if list(store.list(f"{corner}/seen/")) != keys:
-        raise _refusal(store, "objects just written were not listed")
+        raise _refusal(store, "not_listed", "objects just written were not listed")
     store.delete(keys[0])
     with suppress(KeyNotFound):
         store.get(keys[0])
-        raise _refusal(store, "an object just deleted was still read")
+        raise _refusal(store, "still_read", "an object just deleted was still read")
     if list(store.list(f"{corner}/seen/")) != keys[1:]:
-        raise _refusal(store, "an object just deleted was still listed")
+        raise _refusal(store, "still_listed", "an object just deleted was still listed")
 
 
 def _whole(store: Store, key: str) -> None:
@@ -119,7 +119,7 @@ def _whole(store: Store, key: str) -> None:
         finally:
             is_over.set()
         if not reader.result():
-            raise _refusal(store, "a reader saw part of an object")
+            raise _refusal(store, "torn", "a reader saw part of an object")
 
 
 @contextmanager
@@ -133,10 +133,11 @@ def _own_corner(store: Store) -> Iterator[str]:
                 store.delete(key)
 
 
-def _refusal(store: Store, reason: str) -> StoreError:
+def _refusal(store: Store, reason: str, what: str) -> StoreError:
     return StoreError(
-        f"cannot use {store.uri}: {reason}",
+        f"cannot use {store.uri}: {what}",
         uri=store.uri,
+        reason=reason,
         hint="replicas agree by atomic `create`; use a store that honours conditional writes, such as S3, GCS, Azure, "
         "SeaweedFS, or a folder that every replica mounts",
     )

@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 
 from atoll._time import Clock
 from atoll.errors import StoreError, StoreUnavailable
-from atoll.stores.base import Buffer, Data, Store, size_of
+from atoll.stores.base import Buffer, Data, Store
+from atoll.stores.fast import size_of
 
 Verb: TypeAlias = Literal["get", "put", "create", "list", "delete", "*"]
 

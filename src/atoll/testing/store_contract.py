@@ -7,23 +7,298 @@
 
 Each clause S1-S15 (see `atoll.stores.base.Store`) is one or more methods that take the store as an argument, so they
 can also be called directly. What cannot be shown for an adapter is skipped, and the skip says why.
+
+Make any attempt to unpickle fail loudly. (S14)
+
+Use a store from other, real processes.
+
+Clause S15 of the Store contract: objects read piece by piece. Part of `StoreContract`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from importlib import import_module
+from itertools import cycle
 from threading import Barrier, Thread
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
+from unittest.mock import patch
 
 import pytest
 
 from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
-from atoll.stores.base import Store, open_body
-from atoll.testing._elsewhere import race_of_processes, read_elsewhere, write_elsewhere
-from atoll.testing._unpickling import BOMB, unpickling_forbidden
-from atoll.testing.store_contract_bodies import BIG, BodyClauses, Counted, pattern
+from atoll.stores.base import Buffer, Store
+from atoll.stores.fast import Body, HashedWhileWritten, open_body, recycles
+
+BOMB = b"catoll.testing.store_contract\nexplode\n(tR."
+"""A pickle that calls `explode`: whoever unpickles it, by whatever route, is found out."""
+
+
+def explode(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("something on the read path unpickled an object of the store")
+
+
+@contextmanager
+def unpickling_forbidden() -> Iterator[None]:
+    """While this is open, every way into `pickle` raises."""
+    with ExitStack() as patches:
+        for module in ("pickle", "_pickle"):
+            for name in ("load", "loads", "Unpickler"):
+                patches.enter_context(patch.object(import_module(module), name, explode))
+        yield
+
+
+_READ = """
+import json, sys
+from atoll.registry import open_store
+store = open_store(sys.argv[1])
+print(json.dumps({key: bytes(store.get(key)).hex() for key in store.list()}))
+"""
+
+_WRITE = """
+import sys
+from atoll.registry import open_store
+store = open_store(sys.argv[1])
+store.put(sys.argv[2], bytes.fromhex(sys.argv[4]))
+store.create(sys.argv[3], bytes.fromhex(sys.argv[4]))
+"""
+
+_RACE = """
+import sys, threading
+from atoll.errors import KeyExists
+from atoll.registry import open_store
+store, key, count = open_store(sys.argv[1]), sys.argv[2], int(sys.argv[4])
+try:
+    store.get("warm-up")
+except FileNotFoundError:
+    pass
+gate = threading.Barrier(count + 1)
+def write(i):
+    mine = f"process {sys.argv[3]} writer {i}" * 100
+    gate.wait()
+    try:
+        store.create(key, mine.encode())
+    except KeyExists:
+        return
+    print(mine, flush=True)
+threads = [threading.Thread(target=write, args=(i,)) for i in range(count)]
+for thread in threads: thread.start()
+print("ready", flush=True)
+sys.stdin.readline()
+gate.wait()
+for thread in threads: thread.join()
+"""
+
+
+def read_elsewhere(uri: str, *, environment: Mapping[str, str]) -> dict[str, bytes]:
+    """Every object of the store, as another process sees it."""
+    answer = _finish(_start(_READ, [uri], environment))
+    return {key: bytes.fromhex(value) for key, value in json.loads(answer).items()}
+
+
+def write_elsewhere(uri: str, put: str, create: str, data: bytes, *, environment: Mapping[str, str]) -> None:
+    """`put` one object and `create` another from another process."""
+    _finish(_start(_WRITE, [uri, put, create, data.hex()], environment))
+
+
+def race_of_processes(
+    uri: str, key: str, *, processes: int, threads: int, environment: Mapping[str, str]
+) -> list[bytes]:
+    """Processes of several threads each `create` one key at the same moment; what the winners wrote."""
+    racers = [_start(_RACE, [uri, key, str(i), str(threads)], environment) for i in range(processes)]
+    try:
+        for racer in racers:
+            assert racer.stdout is not None
+            racer.stdout.readline()
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        return [line.encode() for racer in racers for line in _finish(racer).splitlines()]
+    finally:
+        for racer in racers:
+            racer.kill()
+
+
+def _start(code: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, f"the other process failed:\n{err}"
+    return out
+
+
+BIG = 8 * 1024 * 1024 + 1
+_MIDDLE = 3_000_001  # more than a socket's buffers hold, so that most of it is still on its way when it is opened
+_STEPS = (1, 7, 4096, 0, 100_003, 65_536, 1_500_000)
+
+
+class BodyClauses:
+    """Methods that take the store as an argument, like the others of `StoreContract`."""
+
+    @pytest.mark.parametrize("size", [0, 1, 4097, BIG])
+    def test_s15_a_body_is_what_get_gives(self, store: Store, size: int) -> None:
+        data = pattern(size)
+        store.put("a/b.bin", data)
+        with closing(open_body(store, "a/b.bin")) as body:
+            assert body.size == size
+            assert read_unevenly(body) == data == bytes(store.get("a/b.bin"))
+
+    @pytest.mark.parametrize(
+        "key", ["café/naïve.txt", "日本語/文.json", "a b+c%20d&e=f?g#h", "quote'\"`$(x);|<>*", "~"]
+    )
+    def test_s15_unusual_keys_are_opened(self, store: Store, key: str) -> None:
+        store.put(key, key.encode())
+        with closing(open_body(store, key)) as body:
+            assert read_unevenly(body) == key.encode()
+
+    def test_s15_a_missing_key_names_itself(self, store: Store) -> None:
+        store.put("there/is.bin", b"x")
+        for key in ("there/is-not.bin", "there", "there/is.bin/below", "nowhere/at/all"):
+            with pytest.raises(KeyNotFound) as caught:
+                open_body(store, key)
+            assert caught.value.key == key
+            assert key in str(caught.value)
+
+    @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "..", "a/../b", "a\\b", "a\nb", "x" * 241])
+    def test_s15_bad_keys_are_not_opened(self, store: Store, key: str) -> None:
+        with pytest.raises(BadKey):
+            open_body(store, key)
+
+    @pytest.mark.parametrize("read", [0, 1, 10_000])
+    def test_s15_nothing_is_read_past_the_end(self, store: Store, read: int) -> None:
+        store.put("a.bin", pattern(10_000))
+        with closing(open_body(store, "a.bin")) as body:
+            body.readinto(memoryview(bytearray(read)))
+            with pytest.raises(StoreUnavailable):
+                body.readinto(memoryview(bytearray(10_001 - read)))
+
+    @pytest.mark.parametrize("read", [0, 5, _MIDDLE])
+    def test_s15_a_body_may_be_closed_at_any_time_and_twice(self, store: Store, read: int) -> None:
+        data = pattern(_MIDDLE)
+        store.put("a.bin", data)
+        for _ in range(3):
+            body = open_body(store, "a.bin")
+            body.readinto(memoryview(bytearray(read)))
+            body.close()
+            body.close()
+            with pytest.raises(StoreUnavailable):
+                body.readinto(memoryview(bytearray(1)))
+        with closing(open_body(store, "a.bin")) as again:
+            assert read_unevenly(again) == data
+        assert bytes(store.get("a.bin")) == data
+
+    @pytest.mark.parametrize("read", [0, 100_000])
+    def test_s15_a_body_is_of_one_object_though_it_is_replaced(self, store: Store, read: int) -> None:
+        old, new = pattern(_MIDDLE), bytes(_MIDDLE)
+        store.put("a.bin", old)
+        with closing(open_body(store, "a.bin")) as body:
+            front = bytearray(read)
+            body.readinto(memoryview(front))
+            store.put("a.bin", new)
+            assert _rest_or_nothing(body, len(front), old) in (old[read:], None)
+        with closing(open_body(store, "a.bin")) as body:
+            assert read_unevenly(body) == new
+
+    def test_s15_a_body_is_of_one_object_though_it_is_deleted(self, store: Store) -> None:
+        old = pattern(_MIDDLE)
+        store.put("a.bin", old)
+        with closing(open_body(store, "a.bin")) as body:
+            store.delete("a.bin")
+            if not recycles(store):  # which says that it may give other bytes then
+                store.put("b.bin", bytes(_MIDDLE))
+            assert _rest_or_nothing(body, 0, old) in (old, None)
+        with pytest.raises(KeyNotFound):
+            open_body(store, "a.bin")
+
+    def test_s15_bodies_do_not_mix(self, store: Store) -> None:
+        """Some in each thread, and several threads."""
+        objects = {f"{i}.bin": bytes([i]) * (500_000 + i) for i in range(12)}
+        for key, data in objects.items():
+            store.put(key, data)
+
+        def read_three(first: int) -> bool:
+            keys = [f"{i}.bin" for i in range(first, first + 3)]
+            bodies = [open_body(store, key) for key in keys]
+            found = [bytearray() for _ in keys]
+            for start in range(0, 600_000, 100_000):
+                for body, data in zip(bodies, found, strict=True):
+                    piece = bytearray(max(0, min(100_000, body.size - start)))
+                    body.readinto(memoryview(piece))
+                    data += piece
+            for body in bodies:
+                body.close()
+            return [bytes(data) for data in found] == [objects[key] for key in keys]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(read_three, [0, 3, 6, 9] * 3))
+
+
+def pattern(size: int) -> bytes:
+    """Bytes in which any two places differ, so that a shifted read shows."""
+    return b"".join(i.to_bytes(4, "big") for i in range(size // 4 + 1))[:size]
+
+
+def read_unevenly(body: Body, read: int = 0) -> bytes:
+    """What is left of a body, in pieces of many sizes."""
+    room = memoryview(bytearray(body.size - read))
+    for piece in _cut(room):
+        body.readinto(piece)
+    return bytes(room)
+
+
+def _cut(room: memoryview) -> Iterator[memoryview]:
+    for step in cycle(_STEPS):
+        if not room:
+            return
+        yield room[:step]
+        room = room[step:]
+
+
+def _rest_or_nothing(body: Body, read: int, old: bytes) -> bytes | None:
+    """The rest of the body; None if the store says that it cannot be had."""
+    assert body.size == len(old)
+    try:
+        return read_unevenly(body, read)
+    except StoreUnavailable:
+        return None
+
+
+class Counted(HashedWhileWritten):
+    """A payload after a front that says how many of its bytes were seen."""
+
+    front_bytes = 1024
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = memoryview(payload)
+        self._seen = 0
+
+    def hash_and_norm(self, start: int, stop: int, out: memoryview | None = None) -> None:
+        self._seen = stop if start in (0, self._seen) else -1
+        if out is not None:
+            out[:] = self.payload[start:stop]
+
+    def front(self) -> Buffer:
+        if self._seen == 0:
+            self.hash_and_norm(0, len(self.payload))
+        return f"{self._seen:>{self.front_bytes}}".encode()
+
 
 NewStore: TypeAlias = Callable[[str], Store]
 

@@ -1,4 +1,4 @@
-"""Training over rounds: the only folder that imports torch. `atoll.DiLoCo` is where to begin."""
+"""Training with rounds: the only package that imports torch. Start reading at `atoll.training.diloco`."""
 
 from __future__ import annotations
 

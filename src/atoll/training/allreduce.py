@@ -1,4 +1,4 @@
-"""The mean of tensors over ranks that share nothing but a store: for people with a training loop of their own.
+"""The mean of tensors over ranks that share only a store: for training loops that do not use `DiLoCo`.
 
     with ObjectStoreAllReduce("s3://bucket/exp", rank, world_size) as ar:
         for step in range(1000):
@@ -6,7 +6,7 @@
             ar.allreduce_coalesced([p.grad for p in model.parameters()], "grads")   # one exchange
             optimizer.step()
 
-Every rank calls with the same names and gets the same bits. `make_diloco_outer_loop` makes DiLoCo of it.
+Every rank calls with the same names and gets the same bits. `make_diloco_outer_loop` builds DiLoCo on it.
 """
 
 from __future__ import annotations
@@ -16,44 +16,41 @@ import os
 import random
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.errors import InvalidSpec
+from atoll.errors import ConfigError, CorruptUpdate, InvalidSpec
 from atoll.errors import PartsDiffer as PartsDiffer
 from atoll.registry import open_store
-from atoll.rounds.named import NamedClient
-from atoll.rounds.named_keys import check_name
-from atoll.rounds.named_part import Part
-from atoll.rounds.requests import Counters
+from atoll.rounds.io import Counters
+from atoll.rounds.named.client import NamedClient
+from atoll.rounds.named.exchange import NamedContribution
+from atoll.rounds.named.keys import check_name
 from atoll.stores.base import Store
 from atoll.training.allreduce_outer import OuterLoop as OuterLoop
 from atoll.training.allreduce_outer import make_diloco_outer_loop as make_diloco_outer_loop
-from atoll.training.allreduce_tensors import (
-    as_payload,
-    check_size,
-    check_tensor,
-    mean_of,
-    specs_of,
-    values_of,
-    write_back,
-)
+from atoll.training.model import dtype_name
+
+Spec = tuple[str, tuple[int, ...]]
 
 
 class ObjectStoreAllReduce:
-    """Blocking means by name. Nothing is asked of the store before the first call.
+    """Blocking means by name. The constructor sends no request.
 
-    Ranks meet by `uri`, `world_size` and `round_id`, which keeps apart what must not mix: jobs that share a prefix at
-    the same time, or two of these in one process. What an earlier job left there is never taken for a live rank,
-    whatever its `round_id`. Ranks start together and end together: if one is started again before any mean was given
-    out, all begin anew; later, the others get `QuorumLost` naming it, and everybody makes a new object.
+    Ranks with the same `uri`, `world_size` and `round_id` work together; use different `round_id`s for jobs that share
+    a prefix at the same time, and for two objects in one process. Objects that an earlier job left in the store are
+    never mistaken for a live rank. All ranks start and end together: if a rank restarts before the first mean, all
+    begin again; later, the other ranks get `QuorumLost` with its number, and every rank needs a new object.
 
     Raises, within `timeout_s`: `QuorumLost` with the ranks that are missing (also a `TimeoutError` if the time is up),
-    `PartsDiffer` with what each rank gave if shapes or dtypes differ, `CorruptUpdate`, `Fenced` if another process has
-    this rank, `StoreError`. After `QuorumLost` or `StoreError` the same call can be made again and goes on waiting for
-    the same mean.
+    `PartsDiffer` with the tensors of each rank if shapes or dtypes differ, `CorruptUpdate`, `Fenced` if another process
+    has this rank, `StoreError`. After `QuorumLost` or `StoreError` the same call can be repeated and waits for the same
+    mean.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class ObjectStoreAllReduce:
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
     ) -> None:
-        """`poll_interval_s` is the first pause between two looks at the store; later ones grow to 2 s."""
+        """`poll_interval_s` is the first pause between two polls of the store; later pauses grow to 2 s."""
         _check(rank, world_size, timeout_s, poll_interval_s)
         self.store = open_store(uri) if isinstance(uri, str | os.PathLike) else uri
         self.uri, self.rank, self.world_size = self.store.uri, rank, world_size
@@ -84,36 +81,35 @@ class ObjectStoreAllReduce:
         return self._client.counters
 
     def allreduce(self, tensor: Tensor, name: str) -> Tensor:
-        """The mean over all ranks, written into `tensor`, which is also returned.
+        """Replace `tensor` by its mean over all ranks, and return it.
 
-        Any shape, dtype and device; see `allreduce_tensors` for how each dtype is averaged. Gradients do not flow
-        through it. The same name may be used again, and any number of names. NaN and infinity are averaged like other
-        values.
+        Any shape, dtype and device; `_mean` says how each dtype is averaged, NaN and infinity like other values.
+        Gradients do not flow through it. Names are free, and may be used again.
         """
         self.allreduce_coalesced([tensor], name)
         return tensor
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], name: str, *, note: str = "") -> Sequence[Tensor]:
-        """The mean of several tensors in one exchange, in place. `note` must be the same text on every rank."""
+        """Replace several tensors by their means in one exchange. `note` must be the same text on every rank."""
         payloads = self._exchange(tensors, name, "mean", note)
         if self.world_size > 1:
             for rank, payload in enumerate(payloads):
-                check_size(payload, tensors, name, rank)
-            write_back(tensors, mean_of(payloads, tensors))
+                _check_size(payload, tensors, name, rank)
+            _write_back(tensors, _mean_of(payloads, tensors))
         return tensors
 
     def broadcast(self, tensors: Sequence[Tensor], name: str, *, root: int = 0) -> Sequence[Tensor]:
-        """The values that rank `root` has, on every rank, in place."""
+        """Replace the tensors of every rank by those of rank `root`."""
         if not 0 <= root < self.world_size:
             raise InvalidSpec("broadcast", [f"root={root}: a rank from 0 to {self.world_size - 1}"])
         payloads = self._exchange(tensors, name, f"broadcast from {root}", sends=self.rank == root)
         if self.rank != root:
-            check_size(payloads[root], tensors, name, root)
-            write_back(tensors, values_of(payloads[root], tensors))
+            _check_size(payloads[root], tensors, name, root)
+            _write_back(tensors, _values_of(payloads[root], tensors))
         return tensors
 
     def close(self) -> None:
-        """Say goodbye to the others; the last to do so deletes what is left in the store. Not usable afterwards."""
+        """Leave the other ranks; the last rank deletes the remaining objects. The object cannot be used afterwards."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -129,11 +125,11 @@ class ObjectStoreAllReduce:
     ) -> list[memoryview]:
         check_name("name", name)
         for i, tensor in enumerate(tensors):
-            check_tensor(tensor, name if len(tensors) == 1 else f"{name}[{i}]")
-        payload = as_payload(tensors) if sends else memoryview(b"")
+            _check_tensor(tensor, name if len(tensors) == 1 else f"{name}[{i}]")
+        payload = _as_payload(tensors) if sends else memoryview(b"")
         if self.world_size == 1:
             return [payload]
-        found = self._client.exchange(name, Part(operation, specs_of(tensors), note, payload))
+        found = self._client.exchange(name, NamedContribution(operation, _specs_of(tensors), note, payload))
         return [read.payload for read in found]
 
 
@@ -152,3 +148,121 @@ def _check(rank: int, world_size: int, timeout_s: float, poll_interval_s: float)
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_tensor(tensor: object, what: str) -> None:
+    """Raise unless the values of the tensor can be read and written in place."""
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(f"`{what}` is a `{type(tensor).__name__}`, not a tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or hasattr(tensor, "to_local"):
+        raise ConfigError(f"`{what}` is sparse, quantized, nested or sharded; only plain tensors can be averaged")
+    if tensor.is_meta:
+        raise ConfigError(f"`{what}` has no storage (device `meta`)")
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ConfigError(
+            f"`{what}` is an expanded view: its elements share memory, so the mean cannot be written to it",
+            hint="pass a copy: tensor.clone()",
+        )
+
+
+def _specs_of(tensors: Sequence[Tensor]) -> tuple[Spec, ...]:
+    return tuple((dtype_name(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
+
+
+def _as_payload(tensors: Sequence[Tensor]) -> memoryview:
+    """All values, little-endian; a view if there is one tensor, contiguous in main memory."""
+    flat = [_bytes_of(tensor) for tensor in tensors]
+    joined = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
+    return joined.numpy().data.cast("B") if joined.numel() else memoryview(b"")
+
+
+def _check_size(payload: memoryview, like: Sequence[Tensor], name: str, rank: int) -> None:
+    """Raise unless the payload has as many bytes as these tensors."""
+    wanted = sum(tensor.numel() * tensor.element_size() for tensor in like)
+    if payload.nbytes != wanted:
+        message = f"the contribution of rank {rank} to `{name}` has {payload.nbytes} bytes, not {wanted}"
+        raise CorruptUpdate(message, rank=rank, check="length")
+
+
+def _mean_of(payloads: Sequence[memoryview], like: Sequence[Tensor]) -> list[Tensor]:
+    """The mean of the payloads, which are in rank order, as tensors like these in main memory."""
+    return [_mean([_cut(payload, span) for payload in payloads], tensor) for span, tensor in _spans(like)]
+
+
+def _values_of(payload: memoryview, like: Sequence[Tensor]) -> list[Tensor]:
+    """A payload as tensors like these in main memory."""
+    return [_typed(_cut(payload, span), tensor.dtype).reshape(tensor.shape) for span, tensor in _spans(like)]
+
+
+def _write_back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Set tensors in place, on any device and with any strides."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.detach().copy_(value)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return plain.view(torch.uint8)
+
+
+def _spans(like: Sequence[Tensor]) -> list[tuple[slice, Tensor]]:
+    spans, start = [], 0
+    for tensor in like:
+        stop = start + tensor.numel() * tensor.element_size()
+        spans.append((slice(start, stop), tensor))
+        start = stop
+    return spans
+
+
+def _cut(payload: memoryview, span: slice) -> NDArray[np.uint8]:
+    return np.frombuffer(payload[span], dtype=np.uint8)
+
+
+def _typed(raw: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+    """An aligned, writable copy; a payload from the store is neither."""
+    return torch.from_numpy(raw.copy()).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
+
+
+def _mean(parts: Sequence[NDArray[np.uint8]], like: Tensor) -> Tensor:
+    """The mean, with the same bits on every machine: sums run in rank order.
+
+    float16, bfloat16 and float8 are added in float32 and rounded once, float32 in float32, float64 in float64, complex
+    numbers part by part. The mean of integers is exact, then rounded to the nearest integer, halves to even. The mean
+    of truth values is that of the majority, and False for a tie.
+    """
+    if like.dtype.is_floating_point or like.dtype.is_complex:
+        return _float_mean(parts, like.dtype).reshape(like.shape)
+    # A truth value is one byte, 0 or 1.
+    numbers = np.dtype("uint8" if like.dtype == torch.bool else dtype_name(like.dtype))
+    mean = torch.from_numpy(_whole_mean([raw.copy().view(numbers) for raw in parts], numbers))
+    return mean.to(like.dtype).reshape(like.shape)
+
+
+def _float_mean(parts: Sequence[NDArray[np.uint8]], dtype: torch.dtype) -> Tensor:
+    def summand(raw: NDArray[np.uint8]) -> Tensor:
+        values = _typed(raw, dtype)
+        real = torch.view_as_real(values) if dtype.is_complex else values
+        return real if real.dtype == torch.float64 else real.float()
+
+    total = summand(parts[0])
+    for raw in parts[1:]:
+        total += summand(raw)
+    total /= len(parts)
+    return torch.view_as_complex(total).to(dtype) if dtype.is_complex else total.to(dtype)
+
+
+def _whole_mean(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Add quotients and remainders separately, so that no sum overflows."""
+    count = len(parts)
+    wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
+    quotients = np.zeros(parts[0].shape, wide)
+    remainders = np.zeros(parts[0].shape, np.int64)
+    for part in parts:
+        values = part.astype(wide)
+        quotients += values // wide.type(count)
+        remainders += (values % wide.type(count)).astype(np.int64)
+    floor = quotients + (remainders // count).astype(wide)
+    twice = 2 * (remainders % count)
+    is_up = (twice > count) | ((twice == count) & (floor % wide.type(2) == 1))
+    rounded: NDArray[Any] = (floor + is_up.astype(wide)).astype(dtype)
+    return rounded

@@ -1,14 +1,14 @@
 """DiLoCo for a training loop of your own: call the outer loop every H optimizer steps, on every rank.
 
     outer = make_diloco_outer_loop(model, ObjectStoreAllReduce(uri, rank, world_size))
-    outer.agree()                        # everybody begins with the weights of rank 0
+    outer.agree()                        # all ranks begin with the weights of rank 0
     for step, batch in enumerate(batches, start=1):
         train_one_step(model, batch)
         if step % 50 == 0:
             outer()                      # one exchange; the model now has the agreed weights
 
-`atoll.DiLoCo` does more: it survives lost replicas, resumes, compresses and scatters the reduce. This is the plain
-thing: all ranks, every time, and the numbers of `torch.optim.SGD`.
+`atoll.DiLoCo` does more: it continues without lost replicas, resumes, compresses, and divides the reduction among the
+replicas. This is the simple form: all ranks in every step, with the arithmetic of `torch.optim.SGD`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError, CorruptUpdate
-from atoll.rounds.seal import digest
-from atoll.training.buffers import BufferPolicy, averaged_buffers, check_policy
-from atoll.training.params import tensor_bytes
+from atoll.rounds.frames import digest
+from atoll.training.model import BufferPolicy, averaged_buffers, check_policy, tensor_bytes
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store
@@ -43,24 +42,25 @@ def make_diloco_outer_loop(
     name: str = "outer",
     **options: Any,
 ) -> OuterLoop:
-    """An outer loop over `model`: a callable that takes one outer step, the same on every rank.
+    """An outer loop for `model`: a callable that takes one outer step, with the same result on every rank.
 
-    `allreduce` is what ranks meet through; a URI will do, then with `rank`, `world_size` and the other `options` of
-    `ObjectStoreAllReduce`. With `outer_lr=1, outer_momentum=0` it is plain averaging of the weights.
+    `allreduce` is an `ObjectStoreAllReduce`, or a URI or a store with the `rank`, `world_size` and `options` of one.
+    `outer_lr=1, outer_momentum=0` is plain averaging of the weights.
     """
     from atoll.training.allreduce import ObjectStoreAllReduce
 
     if not isinstance(allreduce, ObjectStoreAllReduce):
         if rank is None or world_size is None:
-            raise ConfigError("with a URI, give rank and world_size too")
+            raise ConfigError("a URI needs rank and world_size too", reason="rank_missing")
         allreduce = ObjectStoreAllReduce(allreduce, rank, world_size, **options)
     elif options or rank is not None or world_size is not None:
-        raise ConfigError("rank, world_size and options belong to the ObjectStoreAllReduce that was given")
+        message = "the given ObjectStoreAllReduce has its own rank, world_size and options"
+        raise ConfigError(message, reason="rank_twice")
     return OuterLoop(model, allreduce, outer_lr, outer_momentum, nesterov=nesterov, buffers=buffers, name=name)
 
 
 class OuterLoop:
-    """Holds the agreed weights and the momentum, in float32 or wider, in main memory."""
+    """The agreed weights and the momentum, in float32 or wider, in main memory."""
 
     def __init__(
         self,
@@ -80,25 +80,26 @@ class OuterLoop:
         self._name, self._model, self._policy = name, model, buffers
         self._live = [p for p in model.parameters() if p.requires_grad]
         if not self._live:
-            raise ConfigError("the model has no trainable parameter, so there is nothing to exchange")
+            message = "the model has no trainable parameter, so there is nothing to exchange"
+            raise ConfigError(message, reason="no_parameters")
         self._agreed = [_outer_copy(p) for p in self._live]
         self._optimizer = torch.optim.SGD(self._agreed, lr, momentum, nesterov=nesterov and momentum > 0)
 
     @torch.no_grad()
     def agree(self) -> None:
-        """Take the weights and averaged buffers of rank 0. Before the first optimizer step, on every rank."""
+        """Take the weights and averaged buffers of rank 0. Call it on every rank, before the first optimizer step."""
         if self.round:
-            raise ConfigError("agree on the weights before the first outer step, not after it")
+            raise ConfigError("`agree` must be called before the first outer step", reason="too_late")
         self.allreduce.broadcast([*self._live, *self._buffers()], f"{self._name} start")
         for agreed, live in zip(self._agreed, self._live, strict=True):
             agreed.copy_(live)
 
     @torch.no_grad()
     def __call__(self) -> int:
-        """Exchange what was trained since the last time, take the outer step, and give the model the result.
+        """Exchange the updates since the last call, take the outer step, and write the result to the model.
 
-        Returns the number of outer steps taken. On an error the model is as it was, and the call can be made again.
-        Ranks whose agreed weights differ are found out: `PartsDiffer` names them.
+        Returns the number of outer steps taken. After an error the model is unchanged, and the call can be repeated.
+        Raises `PartsDiffer` with the ranks if their agreed weights differ.
         """
         moved = [
             agreed.to(live.dtype).to(agreed.dtype) - live.to(agreed)
@@ -122,12 +123,12 @@ class OuterLoop:
         return self.round
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint between outer steps needs besides the model: all ranks have the same."""
+        """The state for a checkpoint between outer steps, besides the model; equal on all ranks."""
         return {"round": self.round, "agreed": list(self._agreed), "outer": self._optimizer.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; the model gets the agreed weights."""
+        """Continue from a checkpoint; the model gets the agreed weights."""
         for agreed, live, saved in zip(self._agreed, self._live, state["agreed"], strict=True):
             agreed.copy_(saved)
             live.copy_(agreed)
@@ -138,19 +139,19 @@ class OuterLoop:
         return [buffer for _, buffer in averaged_buffers(self._model, self._policy)]
 
     def _digest(self) -> str:
-        """Names the state: agreed weights and momentum."""
+        """The digest of the agreed weights and the momentum."""
         momentum = [self._optimizer.state[p].get("momentum_buffer") for p in self._agreed]
         return digest(*(tensor_bytes(t) for t in [*self._agreed, *momentum] if t is not None))
 
     def _not_finite(self, *, is_ours: bool) -> CorruptUpdate:
-        whose = f"rank {self.allreduce.rank}, this one, has" if is_ours else "another rank has"
-        message = f"outer step {self.round} is not taken: {whose} weights that are not finite"
+        whose = f"this rank ({self.allreduce.rank}) has" if is_ours else "another rank has"
+        message = f"outer step {self.round} was not taken: {whose} weights that are not finite"
         rank = self.allreduce.rank if is_ours else -1
         return CorruptUpdate(message, round_no=self.round, rank=rank, check="finite")
 
 
 def _outer_copy(parameter: Tensor) -> Tensor:
-    """A copy in main memory; float16 and bfloat16 become float32, or small outer steps would be rounded away."""
+    """A copy in main memory; float16 and bfloat16 become float32, so that small outer steps are not rounded away."""
     wide = parameter.dtype if parameter.dtype.itemsize >= 4 else torch.float32
     return parameter.detach().to(device="cpu", dtype=wide, copy=True).contiguous()
 

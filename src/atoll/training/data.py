@@ -1,7 +1,7 @@
-"""Data shared out among replicas, in an order that can be taken up again anywhere: `ShardedLoader`, `TokenBlocks`.
+"""A dataset divided among the replicas, in an order that can be resumed anywhere: `ShardedLoader`, `TokenBlocks`.
 
-Within an epoch no sample goes to two replicas, and every replica gets equally many batches; the few samples left over
-are others in every epoch. The order depends on seed and epoch alone, so the cursor is two numbers.
+Within an epoch no two replicas get the same sample, and all get equally many batches; the few samples left over differ
+from epoch to epoch. The order depends on seed and epoch alone, so the cursor is two numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Sample = TypeVar("Sample", covariant=True)
 
 
 class MapStyle(Protocol[Sample]):
-    """A dataset with a length and samples by number."""
+    """A dataset with a length and samples by index."""
 
     def __len__(self) -> int: ...
 
@@ -27,7 +27,7 @@ class MapStyle(Protocol[Sample]):
 
 
 def shard(size: int, *, rank: int, world_size: int, seed: int | None = 0, epoch: int = 0) -> list[int]:
-    """The samples of one replica in one epoch, in order; `seed=None` does not shuffle."""
+    """The indices of one replica's samples in one epoch, in order; `seed=None` does not shuffle."""
     if seed is None:
         order = torch.arange(size)
     else:
@@ -38,11 +38,11 @@ def shard(size: int, *, rank: int, world_size: int, seed: int | None = 0, epoch:
 
 
 class ShardedLoader:
-    """Batches of this replica's share of a dataset, one epoch for each time it is iterated.
+    """Batches of this replica's share of a dataset; each iteration is one epoch.
 
-    `options` go to torch's DataLoader: `num_workers`, `collate_fn`, `pin_memory`, … The cursor counts batches that the
-    training loop has taken, not those that workers have prepared. Random augmentation inside workers is seeded by
-    epoch, and is not taken up in the middle of one.
+    `options` go to torch's DataLoader: `num_workers`, `collate_fn`, `pin_memory`, … The cursor counts the batches
+    that the training loop used, not those that workers prepared. Random augmentation inside workers is seeded for each
+    epoch; a loader that resumes in the middle of an epoch does not repeat it.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class ShardedLoader:
         self._epoch = self._batch = 0
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         return len(self._dataset) // self._world_size // self._batch_size
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the current epoch."""
         wanted = self._indices()[self._batch :]
-        # A generator of its own: torch's loader draws from it, and the model's random numbers are left alone.
+        # torch's loader draws from its own generator, so that the random numbers of the model do not change.
         generator = torch.Generator().manual_seed(_mixed(self._seed or 0, self._epoch, self._rank + 1))
         loader: DataLoader[Any] = DataLoader(
             self._dataset,  # type: ignore[arg-type]  # any map-style dataset will do
@@ -92,10 +92,10 @@ class ShardedLoader:
         return {"epoch": self._epoch, "batch": self._batch, "shape": self._shape()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the batches that were taken when `state_dict` was made. Only for iterators made from now on."""
+        """Continue after the batches of the saved cursor. Applies to iterators that are created from now on."""
         if state_dict["shape"] != self._shape():
             raise ConfigError(
-                f"the cursor was made with {state_dict['shape']}, here it is {self._shape()}",
+                f"the cursor belongs to {state_dict['shape']}, this loader has {self._shape()}",
                 hint="resume with the same data, batch size, seed and number of replicas",
             )
         self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
@@ -108,7 +108,7 @@ class ShardedLoader:
         return [mine[i * size : (i + 1) * size] for i in range(len(self))]
 
     def _shape(self) -> dict[str, Any]:
-        """What the cursor only makes sense with."""
+        """The settings that a cursor depends on."""
         return {
             "samples": len(self._dataset),
             "batch_size": self._batch_size,
@@ -138,7 +138,7 @@ class TokenBlocks(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _mixed(*numbers: int) -> int:
-    """One seed from several numbers; different ones give different seeds, in practice."""
+    """One seed from several numbers; different numbers give different seeds, in practice."""
     mixed = 0x9E3779B97F4A7C15
     for value in numbers:
         mixed = ((mixed ^ (value & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

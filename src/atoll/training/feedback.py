@@ -1,12 +1,11 @@
-"""Error feedback: what a codec rounds away from an update is added to the next one, so that nothing is lost for good.
+"""Error feedback: the rounding error of an update is added to the next one, so that nothing is lost for good.
 
-    u = update + residual                     what is offered
+    u = update + residual                     the offer
     residual = u - decode(encode(u))          if the commit includes it
-    residual = u                              if the round went on without it: the whole update is still owed
+    residual = u                              if the round was committed without it
 
-Missed again and again, what is owed is halved each time from the second on, so it never exceeds the largest update;
-an update that was refused for its values is owed to nobody. The residual is this replica's own and belongs in its
-checkpoint.
+After each further missed round in a row the residual is halved, so that it never exceeds the largest update. An update
+that was rejected for its values leaves no residual. Each replica has its own residual, which its checkpoint contains.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ import numpy as np
 import torch
 
 from atoll.errors import ConfigError
-from atoll.rounds.codec import F32, codec
+from atoll.rounds.codecs.base import F32, codec
 
-_TILE = 1 << 16  # a multiple of what codecs work on as one block, so that tiles give the bits chunks do
+_TILE = 1 << 16  # a multiple of the block of every codec, so that tiles and chunks give the same bits
 
 
 def is_wanted(choice: bool | None, codec_name: str) -> bool:
-    """Whether residuals are kept: with int4 unless told otherwise, and never for a codec that loses nothing."""
-    return codec_name != "fp32" and (codec_name == "int4" if choice is None else choice)
+    """Whether to keep residuals: the caller's choice, or else if the codec needs it; never for an exact codec."""
+    how = codec(codec_name)
+    return not how.is_exact and (how.needs_feedback if choice is None else choice)
 
 
 class ErrorFeedback:
@@ -38,24 +38,24 @@ class ErrorFeedback:
         self._missed = [0] * len(self._fragments)
 
     def fold(self, fragment: int, update: F32) -> F32:
-        """The update with what is owed added. It lies where the residual was and stays there until `settle`."""
-        owed = self._residual[self._fragments[fragment]]
-        np.add(update, owed, out=owed)
-        return owed
+        """Add the update to the residual and return the sum: a view that stays valid until `settle`."""
+        residual = self._residual[self._fragments[fragment]]
+        np.add(update, residual, out=residual)
+        return residual
 
     def settle(self, fragment: int, *, is_included: bool) -> None:
-        """The round is over: what of the folded update is still owed?"""
-        owed = self._residual[self._fragments[fragment]]
+        """Compute the residual after a round: the rounding error, or the whole update if the mean lacks it."""
+        residual = self._residual[self._fragments[fragment]]
         if is_included:
             self._missed[fragment] = 0
-            self._take_off_what_arrived(owed)
+            self._subtract_decoded(residual)
             return
         self._missed[fragment] += 1
         if self._missed[fragment] > 1:
-            owed *= np.float32(0.5)
+            residual *= np.float32(0.5)
 
     def forget(self, fragment: int | None = None) -> None:
-        """Owe nothing, of one fragment or of all."""
+        """Set the residual of one fragment, or of all, to zero."""
         which = range(len(self._fragments)) if fragment is None else [fragment]
         for i in which:
             self._residual[self._fragments[i]] = 0.0
@@ -71,13 +71,14 @@ class ErrorFeedback:
         self._residual[:] = residual
         self._missed = [int(count) for count in state["missed"]]
 
-    def _take_off_what_arrived(self, owed: F32) -> None:
-        size = min(_TILE, owed.size)
+    def _subtract_decoded(self, values: F32) -> None:
+        """Subtract from the values what the other replicas decode."""
+        size = min(_TILE, values.size)
         payload = np.empty(self._codec.encoded_bytes(size), dtype=np.uint8)
-        arrived: F32 = np.empty(size, dtype=np.float32)
-        for start in range(0, owed.size, _TILE):
-            tile = owed[start : start + _TILE]
+        decoded: F32 = np.empty(size, dtype=np.float32)
+        for start in range(0, values.size, _TILE):
+            tile = values[start : start + _TILE]
             encoded = payload[: self._codec.encoded_bytes(tile.size)].data
             self._codec.encode_into(tile, encoded)
-            self._codec.decode_into(encoded, arrived[: tile.size])
-            np.subtract(tile, arrived[: tile.size], out=tile)
+            self._codec.decode_into(encoded, decoded[: tile.size])
+            np.subtract(tile, decoded[: tile.size], out=tile)

@@ -1,8 +1,8 @@
-"""torch for the two operations that numpy is slow at: rounding to bfloat16, and multiply-and-add rounded once.
+"""torch kernels for the two operations that are slow in numpy: rounding to bfloat16, and fused multiply-add.
 
-`install` is called wherever training begins. It compares bits with numpy first, so that a build of torch that computes
-otherwise changes nothing. torch works on lists of pieces too small to be shared out to its own threads: the callers of
-these are threads already, and no thread setting of the process is touched.
+`install` runs when `atoll.training` is imported. It compares bits with numpy first, and a build of torch that computes
+other bits is not used. torch gets lists of pieces that are too small for its thread pool: the callers are
+threads already, and no thread setting of the process changes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.rounds import kernels
-from atoll.rounds.kernels import F32, U16
+from atoll import kernels
+from atoll.kernels import F32, U16
 
-_PIECE = 31 << 10  # torch shares out work from 32 Ki elements on
+_PIECE = 31 << 10  # torch uses its thread pool from 32 Ki elements on
 
 
 class TorchKernels(kernels.NumpyKernels):
-    """The same bits as numpy for finite values; what is not finite stays so."""
+    """The same bits as numpy for finite values; other values stay not finite."""
 
     name = "torch"
 
@@ -30,14 +30,14 @@ class TorchKernels(kernels.NumpyKernels):
 
     def fma(self, a: F32, b: np.float32, c: F32, out: F32) -> None:
         pieces = (torch.split(_tensor(array), _PIECE) for array in (a, c, out))
-        for one, addend, room in zip(*pieces, strict=True):
-            torch.add(addend, one, alpha=float(b), out=room)
+        for one, addend, total in zip(*pieces, strict=True):
+            torch.add(addend, one, alpha=float(b), out=total)
 
 
 def install() -> bool:
-    """Use torch instead of numpy from now on, if it computes what numpy computes. Says whether torch is used.
+    """Use torch instead of numpy if it computes the same bits. Returns whether torch is used.
 
-    Compiled kernels stay: they are as fast as memory already.
+    Compiled kernels stay in use: they are as fast as memory allows.
     """
     if kernels.current().name == kernels.NUMPY.name and _agrees_with_numpy():
         kernels.use(TorchKernels())
@@ -46,7 +46,7 @@ def install() -> bool:
 
 @cache
 def _agrees_with_numpy() -> bool:
-    """On numbers of all sizes, on ties, and at every place in a vector register."""
+    """Compare numbers of all magnitudes, ties, and every position in a vector register."""
     rng = np.random.default_rng(0)
     theirs, ours = TorchKernels(), kernels.NUMPY
     for size in (*range(1, 18), 33, 4099):
@@ -74,12 +74,12 @@ def _same_fma(theirs: kernels.Kernels, ours: kernels.Kernels, a: F32, b: float, 
 
 
 def _tensor(array: NDArray[np.float32] | NDArray[np.int16]) -> torch.Tensor:
-    """The array as torch sees it. One that may only be read is not written to here, but torch would warn of it."""
+    """The array as a tensor. torch would warn about read-only arrays; the kernels only read those."""
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Alias(array)))
 
 
 class _Alias:
-    """The memory of an array without its read-only mark."""
+    """The memory of an array without its read-only flag."""
 
     def __init__(self, array: NDArray[np.float32] | NDArray[np.int16]) -> None:
         self._array = array  # kept alive

@@ -1,54 +1,60 @@
-"""The outer loop of one replica: the agreed state, the round it is at, and how it gets there and back.
+"""The outer loop of one replica: the agreed state, its round, and how it begins, finishes and catches up with rounds.
 
-Knows the model as a vector and the others as a `RoundClient`; nothing of optimizers, data or checkpoints. `begin` sends
-a round on its way, `land` brings it home. Between the two, with a delay, training goes on, and the agreed state belongs
-to the background thread. At most one round is under way: commits form a chain.
+`DiLoCo` calls it. The loop knows the model as a vector and the other replicas through a `RoundClient`; it knows nothing
+of optimizers, data or checkpoints. `begin` starts a round, `finish` applies its result. With a delay, training goes on
+in between, and the background thread owns the agreed state. At most one round is in progress: commits form a chain.
+
+`stop` cancels a round in progress: the round ends at its next wait, or before the next piece that it reads or writes.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from atoll.rounds.client import RoundClient
-from atoll.rounds.codec import F32
+from atoll._time import SYSTEM_CLOCK
+from atoll.rounds.catch_up import LoadedSnapshot
+from atoll.rounds.client import Exchanged, RoundClient
+from atoll.rounds.codecs.base import F32
 from atoll.rounds.exchange import RoundOutcome
+from atoll.rounds.layout import ArrayVector
 from atoll.rounds.outer import OuterRule
 from atoll.rounds.records import LeftBehind
 from atoll.stores.base import Buffer
+from atoll.training.background import Background, awaited
 from atoll.training.feedback import ErrorFeedback
-from atoll.training.flight import Background, StoppableClock, StoppableParts, awaited, done
-from atoll.training.outer import OuterState
-from atoll.training.params import ModelVector
-from atoll.training.stream import Stream
+from atoll.training.model import ModelVector
+from atoll.training.outer import OuterState, Stream
 
 log = logging.getLogger("atoll.training")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Landing:
-    """A round that is over and applied to the agreed state."""
+class Applied:
+    """A finished round whose mean is applied to the agreed state."""
 
     outcome: RoundOutcome
     digest: str
-    """Names the state it led to."""
+    """The digest of the state after the round."""
 
 
 @dataclass(frozen=True)
-class Flight:
-    """A round under way."""
+class PendingRound:
+    """A round in progress."""
 
     fragment: int
-    landing: Future[Landing]
+    applied: Future[Applied]
 
 
 class OuterLoop:
-    """Joins at once: when it is made, the live weights are the agreed initial ones."""
+    """The constructor joins the run and sets the live weights to the agreed initial ones."""
 
     def __init__(
         self,
@@ -63,144 +69,149 @@ class OuterLoop:
     ) -> None:
         self.vector, self.client, self.stream, self.feedback = vector, client, stream, feedback
         self.round_no = 0
-        """The next round; the one under way, while one is."""
-        self.flight: Flight | None = None
+        """The round in progress, or else the next one."""
+        self.pending: PendingRound | None = None
         self._clock, self._rank = clock, rank
-        self._background = Background(clock)
-        self._chores: list[Future[object]] = []
+        self._background = Background("atoll-round", clock.check)
+        self._tasks: list[Future[object]] = []
         agreed = client.join(vector.tensors())
         self.state = OuterState(rule, vector.values_of(agreed), vector.fragments, vector.averaged_from)
         self._digest: str | None = None
         largest = max(part.stop - part.start for part in vector.fragments)
         self._update: F32 = np.empty(largest, dtype=np.float32)
-        self._stand_in: F32 | None = np.empty(largest, dtype=np.float32) if stream.is_eager else None
+        self._predicted: F32 | None = np.empty(largest, dtype=np.float32) if stream.is_eager else None
         self.settle()
 
     @property
     def digest(self) -> str:
-        """Names the agreed state before round `round_no`."""
+        """The digest of the agreed state before round `round_no`."""
         if self._digest is None:
             self._digest = self.state.digest
         return self._digest
 
     @property
     def begun(self) -> int:
-        """How many rounds have begun."""
-        return self.round_no + (self.flight is not None)
+        """The number of rounds that have begun."""
+        return self.round_no + (self.pending is not None)
 
     @property
     def fragment(self) -> int:
-        """What round `round_no` is about."""
+        """The fragment that round `round_no` exchanges."""
         return self.round_no % self.stream.fragments
 
     def settle(self) -> None:
-        """Make the live weights those of the agreed state."""
+        """Set the live weights to the agreed ones."""
         self.vector.write(self.state.values)
 
     # ---- a round
 
     def begin(self, weight: float) -> None:
-        """Send what was trained of the next fragment on its way. Without a delay it is back when this returns."""
-        assert self.flight is None, "one round at a time"
+        """Start the exchange of the next fragment. Without a delay it is finished when this returns."""
+        assert self.pending is None, "one round at a time"
         fragment = self.fragment
         self.vector.refresh()
         update = self._read(fragment)
         job = self._job(fragment, update, weight, self.digest)
-        if self._stand_in is None:
-            self.flight = Flight(fragment, self._background.submit(job) if self.stream.delay else done(job))
+        log.debug("rank %d begins round %d, fragment %d, weight %g", self._rank, self.round_no, fragment, weight)
+        if self._predicted is None:
+            self.pending = PendingRound(fragment, self._background.submit(job) if self.stream.delay else _run_now(job))
             return
-        stand_in = self._stand_in[: update.size]
-        self.state.foresee(fragment, update, stand_in)  # before the mean takes the place of the update
-        self.flight = Flight(fragment, self._background.submit(job))
-        self.vector.write(stand_in, fragment)
+        predicted = self._predicted[: update.size]
+        self.state.predict(fragment, update, predicted)  # before the mean replaces the update
+        self.pending = PendingRound(fragment, self._background.submit(job))
+        self.vector.write(predicted, fragment)
 
     def check(self) -> None:
-        """Raise what went wrong in the background, if anything did."""
-        for chore in [chore for chore in self._chores if chore.done()]:
-            self._chores.remove(chore)
-            chore.result()
-        if self.flight is not None and self.flight.landing.done():
-            error = self.flight.landing.exception()
+        """Raise the error of a background task, if one failed."""
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.remove(task)
+            task.result()
+        if self.pending is not None and self.pending.applied.done():
+            error = self.pending.applied.exception()
             if error is not None and not isinstance(error, LeftBehind):
-                self.land()
+                self.finish()
 
-    def land(self) -> RoundOutcome | None:
-        """Wait for the round under way and bring the live weights together with what came of it.
+    def finish(self) -> RoundOutcome | None:
+        """Wait for the round in progress and merge its result into the live weights.
 
-        None when the others are so far ahead that this round is gone; this replica is where they are then.
+        None if the store has deleted the round because the others are far ahead; this replica has caught up then.
         """
-        assert self.flight is not None
-        fragment, pending = self.flight.fragment, self.flight.landing
+        assert self.pending is not None
+        fragment, pending = self.pending.fragment, self.pending.applied
         try:
-            landing = awaited(pending)
+            applied = awaited(pending)
         except LeftBehind as behind:
             log.warning("%s; catching up from a snapshot", behind.message)
-            self.flight = None
+            self.pending = None
             if self.feedback is not None:
                 self.feedback.settle(fragment, is_included=False)
             self.catch_up()
             return None
         except Exception:
-            self._give_up(fragment)
+            log.debug("rank %d: round %d failed and is due again", self._rank, self.round_no, exc_info=True)
+            self._cancel(fragment)
             raise
         began = self._clock.monotonic()
-        self.flight, self._digest = None, landing.digest
-        self._merge(fragment, is_included=landing.outcome.is_included)
+        self.pending, self._digest = None, applied.digest
+        self._merge(fragment, is_included=applied.outcome.is_included)
         self.round_no += 1
-        self.client.mark("apply", began, round_no=landing.outcome.round_no)
-        return landing.outcome
+        self.client.mark("apply", began, round_no=applied.outcome.round_no)
+        log.debug("rank %d applied round %d of ranks %s", self._rank, self.round_no - 1, applied.outcome.ranks)
+        return applied.outcome
 
     def stop(self) -> None:
-        """Give up what is under way; returns when nothing is."""
-        self._background.close(stop=True)
-        self.flight = None
-        self._chores.clear()
+        """Cancel the round in progress and the background tasks; return when they have ended."""
+        self._clock.stop()
+        self._background.close()
+        self._clock.restart()
+        self.pending = None
+        self._tasks.clear()
 
     def _read(self, fragment: int) -> F32:
-        """The update of a fragment, where the exchange will read it."""
-        update = self._room(fragment)
+        """The update of a fragment, in the memory that the exchange reads."""
+        update = self._buffer(fragment)
         if self.state.rule.kind == "average":
             self.vector.read(update, fragment)
         else:
             self.vector.read_update(self.state.fragment(fragment), update, fragment)
         return update if self.feedback is None else self.feedback.fold(fragment, update)
 
-    def _job(self, fragment: int, update: F32, weight: float, base: str) -> Callable[[], Landing]:
-        """The exchange, and all that depends on nothing but its outcome: what may run in the background."""
-        round_no, room = self.round_no, self._room(fragment)
-        sink = StoppableParts(room, self._clock)
-        # Without feedback the mean takes the place of the update, chunk by chunk.
-        source = sink if self.feedback is None else StoppableParts(update, self._clock)
+    def _job(self, fragment: int, update: F32, weight: float, base: str) -> Callable[[], Applied]:
+        """The exchange and the outer step: the part of a round that may run in the background."""
+        round_no, mean = self.round_no, self._buffer(fragment)
+        sink = StoppableVector(mean, self._clock)
+        # Without error feedback the mean replaces the update, chunk by chunk.
+        source = sink if self.feedback is None else StoppableVector(update, self._clock)
 
-        def job() -> Landing:
+        def job() -> Applied:
             done = self.client.exchange(round_no, source, weight=weight, fragment=fragment, base=base, out=sink)
             began = self._clock.monotonic()
-            self.state.apply(fragment, room)
-            landing = Landing(done.outcome, self.state.digest)
-            self._account(fragment, landing.outcome)
+            self.state.apply(fragment, mean)
+            applied = Applied(done.outcome, self.state.digest)
+            self._update_residual(fragment, applied.outcome)
             self.client.mark("apply", began, round_no=round_no)
-            return landing
+            return applied
 
         return job
 
-    def _account(self, fragment: int, outcome: RoundOutcome) -> None:
-        """Say what of the update is still owed."""
+    def _update_residual(self, fragment: int, outcome: RoundOutcome) -> None:
+        """Keep the part of the update that the mean does not have for the next round."""
         if self.feedback is None:
             return
         is_refused = any(refused.rank == self._rank for refused in outcome.commit.rejected)
-        # A commit may have taken what we offered before, in a try of this round that failed, or before we died.
+        # The commit may have an earlier offer of this replica: of a failed attempt, or from before a restart.
         if is_refused or (not outcome.is_included and outcome.commit.contribution(self._rank) is not None):
             self.feedback.forget(fragment)
         else:
             self.feedback.settle(fragment, is_included=outcome.is_included)
 
     def _merge(self, fragment: int, *, is_included: bool) -> None:
-        """A replica whose update is not in the mean takes the agreed weights: its own led nowhere."""
+        """Bring the live weights together with the agreed ones; take the latter if the mean lacks our update."""
         agreed = self.state.fragment(fragment)
         if not is_included:
             self.settle()
-        elif self._stand_in is not None:
-            offsets = self._stand_in[: agreed.size]
+        elif self._predicted is not None:
+            offsets = self._predicted[: agreed.size]
             np.subtract(agreed, offsets, out=offsets)
             self.vector.shift(offsets, fragment)
         elif self.stream.alpha == 0:
@@ -208,78 +219,125 @@ class OuterLoop:
         elif self.stream.alpha < 1:
             self.vector.mix(agreed, self.stream.alpha, fragment)
 
-    def _give_up(self, fragment: int) -> None:
-        """After an error the round may be tried again, with what is trained by then."""
-        self.flight = None
+    def _cancel(self, fragment: int) -> None:
+        """Discard a failed round; a later attempt sends the training until then."""
+        self.pending = None
         if self.feedback is not None:
             self.feedback.forget(fragment)
-        if self._stand_in is not None:
+        if self._predicted is not None:
             self._merge(fragment, is_included=True)
 
-    def _room(self, fragment: int) -> F32:
-        """Where the update of a fragment is gathered, and its mean."""
+    def _buffer(self, fragment: int) -> F32:
+        """The memory for the update of a fragment, and then for its mean."""
         span = self.vector.fragments[fragment]
         return self._update[: span.stop - span.start]
 
-    # ---- to where the others are, and back
+    # ---- catching up, checkpoints and snapshots
 
     def catch_up(self) -> None:
-        """Go to where the others are: from a snapshot if there is a later one, then commit by commit."""
-        self.rest()
+        """Apply the rounds that the others committed: from a snapshot if needed, then commit by commit."""
+        self.wait_for_tasks()
         began = self.round_no
-        while (head := self.client.latest()).next_round > self.round_no:
-            before, trouble = self.round_no, None
-            if (head.snapshot_round or 0) > self.round_no:
-                self._load_snapshot()
-            try:
-                self._replay()
-            except LeftBehind as behind:
-                trouble = behind
-            if self.round_no == before:
-                message = f"round {before} is gone, and no later snapshot can be read"
-                raise trouble or LeftBehind(message, round_no=before, latest=head.next_round)
+
+        def sink_of(fragment: int) -> StoppableVector:
+            return StoppableVector(self._buffer(fragment), self._clock)
+
+        self.client.catch_up(began, self._apply_committed, self._load_snapshot, room=sink_of)
         if self.round_no > began:
             log.info("caught up from round %d to round %d", began, self.round_no)
-            self._digest = None
             self.settle()
 
     def restore(self, sections: Mapping[str, Buffer], round_no: int, position: str, started: Sequence[Any]) -> None:
-        """Take up the state of a checkpoint."""
+        """Load the state of a checkpoint."""
         self.state.load(sections, started)
         self.round_no, self._digest = round_no, None
         self.client.continue_from(position)
         self.settle()
 
     def publish(self, then: Callable[[], object]) -> None:
-        """Write a snapshot of the state for those who come late, and then do that; behind training, with a delay."""
+        """Write a snapshot of the state for late replicas, then call `then`; with a delay, in the background."""
         round_no = self.round_no
 
-        def chore() -> None:
+        def task() -> None:
+            log.debug("rank %d writes the snapshot of round %d", self._rank, round_no)
             self.client.write_snapshot(round_no, self.state.sections(), {"started": self.state.started})
             then()
 
         if self.stream.delay:
-            self._chores.append(self._background.submit(chore))
+            self._tasks.append(self._background.submit(task))
         else:
-            chore()
+            task()
 
-    def rest(self) -> None:
-        """Wait until nothing but training goes on; no round may be under way."""
-        assert self.flight is None
-        while self._chores:
-            awaited(self._chores.pop(0))
+    def wait_for_tasks(self) -> None:
+        """Wait until the background thread is idle. No round may be in progress."""
+        assert self.pending is None
+        while self._tasks:
+            awaited(self._tasks.pop(0))
 
-    def _load_snapshot(self) -> None:
-        loaded = self.client.load_snapshot(at_least=self.round_no + 1)
-        if loaded is not None:
-            self.state.load(loaded.buffers, loaded.meta.get("started", [True] * self.stream.fragments))
-            self.round_no = loaded.round_no
+    def _apply_committed(self, done: Exchanged) -> None:
+        """Apply a round that was committed without this replica."""
+        fragment = done.outcome.fragment
+        self.state.apply(fragment, self._buffer(fragment))
+        self.round_no, self._digest = done.round_no + 1, None
 
-    def _replay(self) -> None:
-        while True:
-            fragment = self.fragment
-            room = self._room(fragment)
-            if self.client.replay(self.round_no, fragment=fragment, out=StoppableParts(room, self._clock)) is None:
-                return
-            self.state.apply(fragment, room)
-            self.round_no += 1
+    def _load_snapshot(self, loaded: LoadedSnapshot) -> None:
+        self.state.load(loaded.buffers, loaded.meta.get("started", [True] * self.stream.fragments))
+        self.round_no, self._digest = loaded.round_no, None
+
+
+class Stopped(Exception):
+    """The round in progress was cancelled because this replica ends."""
+
+
+class StoppableClock:
+    """The system clock; after `stop`, `sleep` and `check` raise `Stopped`."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def time(self) -> float:
+        return SYSTEM_CLOCK.time()
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def restart(self) -> None:
+        self._stop.clear()
+
+    def check(self) -> None:
+        """Raise `Stopped` after `stop`."""
+        if self._stop.is_set():
+            raise Stopped
+
+
+class StoppableVector(ArrayVector):
+    """An array as the source and the sink of a round that `StoppableClock.stop` cancels."""
+
+    def __init__(self, array: F32, clock: StoppableClock) -> None:
+        super().__init__([array])
+        self._clock = clock
+
+    def read(self, start: int, stop: int) -> F32:
+        self._clock.check()
+        return super().read(start, stop)
+
+    def write(self, start: int, values: F32) -> None:
+        self._clock.check()
+        super().write(start, values)
+
+
+def _run_now(action: Callable[[], T]) -> Future[T]:
+    """Call the action in this thread; the future has its result or its error."""
+    result: Future[T] = Future()
+    try:
+        result.set_result(action())
+    except Exception as exc:  # noqa: BLE001 - the future raises it
+        result.set_exception(exc)
+    return result

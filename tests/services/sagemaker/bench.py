@@ -14,7 +14,7 @@ from atoll.context import RANK, RUN_ID, STORE
 from atoll.executors.base import Plan
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
-from atoll.testing.executor_bench import Bench, Call, Fault
+from atoll.testing.bench import Bench, Call, Fault
 from services.sagemaker.job import Job
 from services.sagemaker.server import Peer
 

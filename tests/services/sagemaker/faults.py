@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Lock
 
-from atoll.testing.executor_bench import Call, Fault
+from atoll.testing.bench import Call, Fault
 
 CALLS = {
     "CreateTrainingJob": Call.CREATE,

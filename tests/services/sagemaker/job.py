@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, Protocol
 
-from atoll.testing.executor_bench import processes_with
+from atoll.testing.bench import processes_with
 
 _TICK_S = 0.01
 _MARK = "PEER_CONTAINER"

@@ -1,4 +1,4 @@
-"""One module per command: `NAME.py` holds `NAME_command`. They are thin: options in, library call, `Output` out.
+"""One module per command: `NAME.py` defines `NAME_command`, which parses options, calls the library and prints.
 
-To add one: add the file, run `python -m atoll.cli.write_help`, and give it a section in docs/cli.md; tests check both.
+To add a command, add its file, run `python -m atoll.cli.write_help`, and describe it in docs/cli.md; tests check both.
 """

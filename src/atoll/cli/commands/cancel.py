@@ -1,4 +1,4 @@
-"""`atoll cancel`: stop runs, and return when nothing runs."""
+"""`atoll cancel`: stop runs, and return when none of their replicas runs any more."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import click
 
 from atoll.cli.app import command
-from atoll.cli.options import complete_run, store_option
+from atoll.cli.launch_options import complete_run, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import counts_text
 from atoll.cli.runs import find_run
 from atoll.errors import AtollError
 
 
-@command("End", short_help="Stop runs; returns when nothing of them runs any more.")
+@command("End", short_help="Stop runs; return when none of their replicas runs any more.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
 @store_option
 def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> None:
-    """Stop every replica of the runs. Quiet for runs that are over already."""
+    """Stop every replica of the runs. For runs that have ended, do nothing."""
     done: list[dict[str, Any]] = []
     first: AtollError | None = None
     for name in runs:
@@ -40,7 +40,7 @@ def _cancel(out: Output, name: str, store: str | None) -> dict[str, Any]:
     run.cancel()
     after = run.status(progress=False)
     if before.is_terminal:
-        out.say(f"run `{run.id}` was over already: {counts_text(after)}")
+        out.say(f"run `{run.id}` had ended already: {counts_text(after)}")
     else:
         out.say(f"run `{run.id}` is stopped: {counts_text(after)}")
     return {"run_id": run.id, "was": before.state, "state": after.state, "was_over": before.is_terminal}

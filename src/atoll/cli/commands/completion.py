@@ -1,4 +1,4 @@
-"""`atoll completion`: a script that makes the shell complete commands, options and run ids."""
+"""`atoll completion`: print the script with which a shell completes commands, options and run ids."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def completion_command(out: Output, shell: str | None) -> None:
     chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
     found = get_completion_class(chosen) if chosen in _SHELLS else None
     if found is None:
-        raise ConfigError("which shell?", hint=f"`atoll completion {'|'.join(_SHELLS)}`")
+        raise ConfigError("cannot tell the shell from $SHELL", hint=f"name it: `atoll completion {'|'.join(_SHELLS)}`")
     script = found(root, {}, "atoll", COMPLETE).source()
     out.data({"shell": chosen, "script": script})
     out.text(script)

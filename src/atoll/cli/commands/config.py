@@ -1,4 +1,4 @@
-"""`atoll config`: every setting, and where it came from."""
+"""`atoll config`: every setting and its origin."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import json
 
 import click
 
-from atoll import config
 from atoll.cli.app import command
-from atoll.cli.output import Output
-from atoll.cli.text import Cell, Column, Table, table_text
-from atoll.config import Setting
-from atoll.config_fields import FIELDS
+from atoll.cli.output import Cell, Column, Output, Table, table_text
+from atoll.runs import config
+from atoll.runs.config import FIELDS, Setting
 
 
-@command("Set up", short_help="Show every setting and where it came from.")
-@click.option("--profile", metavar="NAME", help="With this [profiles.NAME] table.")
+@command("Set up", short_help="Show every setting and its origin.")
+@click.option("--profile", metavar="NAME", help="Apply this [profiles.NAME] table.")
 def config_command(out: Output, profile: str | None) -> None:
-    """Show the settings that hold in this folder: from atoll.toml or [tool.atoll], then ATOLL_* variables.
+    """Show the settings that apply in this folder: defaults, then atoll.toml or [tool.atoll], then ATOLL_* variables.
 
-    Flags of `run` and `plan` come on top.
+    Options of `run` and `plan` override them.
     """
     settings = config.load(profile=profile)
     rows = tuple(
         (
             Cell(found.key, "bold"),
-            Cell(_shown(found)),
+            Cell(_value_text(found)),
             Cell(found.origin, "dim" if found.origin == "default" else "busy"),
         )
         for found in settings.settings.values()
@@ -41,11 +39,11 @@ def config_command(out: Output, profile: str | None) -> None:
     )
     for warning in settings.warnings:
         out.say(f"warning: {warning}")
-    columns = (Column("key"), Column("value", is_flexible=True), Column("from"))
+    columns = (Column("key"), Column("value", is_flexible=True), Column("origin"))
     out.text(table_text(Table(columns, rows), width=out.width(), colour=out.has_colour()))
 
 
-def _shown(found: Setting) -> str:
+def _value_text(found: Setting) -> str:
     if found.value is None:
         return ""
     if found.key in FIELDS:

@@ -1,7 +1,8 @@
-"""`atoll logs`: what replicas wrote; a tail by default, or as it comes."""
+"""`atoll logs`: the output of replicas, the last lines by default or all lines as they come."""
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import sys
@@ -13,17 +14,16 @@ from typing import Any
 import click
 
 from atoll.cli.app import command
-from atoll.cli.endings import ending_lines, endings_json, silence_text
-from atoll.cli.following import merged
-from atoll.cli.options import duration, run_argument, store_option
-from atoll.cli.output import Output, encoded
-from atoll.cli.ranks import ranks
+from atoll.cli.background import merged
+from atoll.cli.launch_options import duration, ranks, run_argument, store_option
+from atoll.cli.output import Output, encoded, styled
+from atoll.cli.render import ending_lines, endings_json, no_output_text
 from atoll.cli.runs import find_run
-from atoll.cli.text import styled
 from atoll.errors import AtollError, ConfigError
-from atoll.run import Run
+from atoll.runs.run import Run
 from atoll.status import ReplicaStatus
 
+log = logging.getLogger("atoll.cli")
 _TAIL = 100
 _MOST_FOLLOWED = 64
 _COLOURS = ("busy", "good", "warn", "lost")
@@ -32,54 +32,54 @@ _COLOURS = ("busy", "good", "warn", "lost")
 def _line_count(text: str) -> int:
     """A number of lines; `all` is -1."""
     if text != "all" and not text.isdecimal():
-        raise click.BadParameter(f"`{text}`: a number of lines, or `all`.")
+        raise click.BadParameter(f"`{text}`: write a number of lines, or `all`.")
     return -1 if text == "all" else int(text)
 
 
-@command("Look", short_help="Show what replicas wrote; -f follows.")
+@command("Look", short_help="Show the output of replicas; -f follows it.")
 @run_argument
 @store_option
-@click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended.")
 @click.option("--rank", default="all", metavar="K", help="Only these ranks: 2, or 0-3,7.  [default: all]")
 @click.option(
-    "--tail", type=_line_count, metavar="N", help=f"So many lines of each rank, or `all`.  [default: {_TAIL}]"
+    "--tail", type=_line_count, metavar="N", help=f"The last N lines of each rank, or `all`.  [default: {_TAIL}]"
 )
-@click.option("--since", type=duration, metavar="TIME", help="Only what is younger than this, such as 10m.")
+@click.option("--since", type=duration, metavar="TIME", help="Only lines from this long ago until now, such as 10m.")
 @click.option("--attempt", type=int, metavar="A", help="Only this attempt of restarted replicas, from 0.")
-@click.option("--grep", metavar="RE", help="Only lines in which this is found.")
+@click.option("--grep", metavar="RE", help="Only lines that match this regular expression.")
 def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: str, **options: Any) -> None:
     """Show the output of replicas, one rank after the other; with several ranks, each line begins with its rank.
 
-    Works after the machines are gone: the store has what was sealed. With --since or --grep there is no tail unless
-    you ask for one. On stderr: which ranks printed nothing, and how those ended that did not succeed.
+    Works after the machines are gone, because replicas upload their output to the store. With --since or --grep, all
+    matching lines are shown unless --tail is given. On stderr: the ranks that printed nothing, and how replicas ended
+    that did not succeed.
     """
     found = find_run(run, store)
     chosen = ranks(rank, found.spec.placement.replicas)
-    wanted = _Wanted(**options)
+    selection = _Selection(**options)
     if follow and len(chosen) > _MOST_FOLLOWED:
         raise ConfigError(
-            f"{len(chosen)} ranks are too many to follow at once, {_MOST_FOLLOWED} is the most",
-            hint=f"choose some: `--rank 0-{_MOST_FOLLOWED - 1}`",
+            f"cannot follow {len(chosen)} ranks at once, at most {_MOST_FOLLOWED}",
+            hint=f"choose some of them: `--rank 0-{_MOST_FOLLOWED - 1}`",
         )
     if follow:
-        lines = merged({k: wanted.lines(found, k, follow=True) for k in chosen})
+        lines = merged({k: selection.lines(found, k, follow=True) for k in chosen})
     else:
-        lines = ((k, line) for k in chosen for line in wanted.lines(found, k))
-    counts: Counter[int] = Counter()
-    _print(out, _counted(lines, counts), chosen, is_stream=follow)
+        lines = ((k, line) for k in chosen for line in selection.lines(found, k))
+    counts = _print(out, lines, chosen, is_stream=follow)
     replicas = _replicas(found, chosen)
     out.data({"run_id": found.id, "ranks": endings_json(replicas, counts)})
-    silent = [] if wanted.is_nothing else [k for k in chosen if not counts[k]]
-    told = (
-        silence_text(silent, is_narrowed=wanted.is_narrowed),
+    without_output = [] if selection.is_empty else [k for k in chosen if not counts[k]]
+    notes = (
+        no_output_text(without_output, is_filtered=selection.is_filtered),
         *ending_lines(replicas, shlex.quote(found.id), time.time()),
     )
-    for text in filter(None, told):
-        out.say(text)
+    for note in filter(None, notes):
+        out.say(note)
 
 
-class _Wanted:
-    """Which lines of a rank are wanted."""
+class _Selection:
+    """The lines of a rank that the options ask for."""
 
     def __init__(self, tail: int | None, since: float | None, attempt: int | None, grep: str | None) -> None:
         self._pattern = _compiled(grep)
@@ -90,17 +90,17 @@ class _Wanted:
         self._attempt = attempt
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return self._tail == 0
 
     @property
-    def is_narrowed(self) -> bool:
-        """Whether a rank may have printed more than is wanted, and nothing of what is."""
-        return any(word is not None for word in (self._pattern, self._since, self._attempt))
+    def is_filtered(self) -> bool:
+        """Whether a rank without a selected line may have printed others."""
+        return any(option is not None for option in (self._pattern, self._since, self._attempt))
 
     def lines(self, run: Run, rank: int, *, follow: bool = False) -> Iterator[str]:
         pattern = self._pattern
-        # A tail of matching lines needs all lines; while following, the tail is only where to begin.
+        # The last matching lines are known only after reading all lines; with `follow`, the tail is where to begin.
         tail = self._tail if pattern is None or follow else None
         found: Iterable[str] = run.logs(rank, tail=tail, follow=follow, since=self._since, attempt=self._attempt)
         if pattern is not None:
@@ -114,37 +114,39 @@ def _compiled(grep: str | None) -> re.Pattern[str] | None:
     try:
         return None if grep is None else re.compile(grep)
     except re.error as exc:
-        raise ConfigError(f"--grep {grep}: not a regular expression: {exc}") from exc
-
-
-def _counted(lines: Iterable[tuple[int, str]], counts: Counter[int]) -> Iterator[tuple[int, str]]:
-    for rank, line in lines:
-        counts[rank] += 1
-        yield rank, line
+        raise ConfigError(
+            f"--grep {grep}: not a regular expression: {exc}",
+            hint=r"write special characters with a backslash, such as `\.`",
+        ) from exc
 
 
 def _replicas(run: Run, chosen: Iterable[int]) -> list[ReplicaStatus]:
-    """How those ranks are. A backend that does not answer is no reason to fail: the lines are what was asked for."""
+    """The states of these ranks; none if the backend does not answer, because the lines were read already."""
     try:
         status = run.status(progress=False)
-    except AtollError:
+    except AtollError as exc:
+        log.debug("run %s: no status after the logs: %s", run.id, exc.message)
         return []
     return [status.replicas[rank] for rank in chosen]
 
 
-def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, is_stream: bool) -> None:
-    """Written as bytes, so that nothing a replica prints can break it; flushed line by line only when following."""
-    if out.is_json:
-        for rank, line in lines:
-            out.event("line", {"rank": rank, "line": line})
-        return
+def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, is_stream: bool) -> Counter[int]:
+    """Print the lines and return their number for each rank. Only a stream is flushed after each line.
+
+    Lines are written as bytes, so that output which is not valid text cannot fail.
+    """
+    counts: Counter[int] = Counter()
     width, colour = len(str(chosen[-1])), out.has_colour()
     prefixes = {k: styled(f"{k:>{width}} |", _COLOURS[k % len(_COLOURS)], colour=colour) + " " for k in chosen}
     if len(chosen) == 1:
         prefixes = {chosen[0]: ""}
-    sink = sys.stdout.buffer
     for rank, line in lines:
-        sink.write(encoded(f"{prefixes[rank]}{line}\n"))
+        counts[rank] += 1
+        if out.is_json:
+            out.event("line", {"rank": rank, "line": line})
+            continue
+        sys.stdout.buffer.write(encoded(f"{prefixes[rank]}{line}\n"))
         if is_stream:
-            sink.flush()
-    sink.flush()
+            sys.stdout.buffer.flush()
+    sys.stdout.flush()
+    return counts

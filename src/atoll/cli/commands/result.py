@@ -1,4 +1,4 @@
-"""`atoll result`: what every rank returned, or how it failed."""
+"""`atoll result`: the value that every rank returned, or its error."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import replace
 import click
 
 from atoll.cli.app import command
-from atoll.cli.options import run_argument, store_option
+from atoll.cli.launch_options import ranks, run_argument, store_option
 from atoll.cli.output import Output
-from atoll.cli.ranks import ranks
 from atoll.cli.render import result_lines
 from atoll.cli.runs import find_run
 
 
-@command("Look", short_help="Show what every rank returned, or its traceback.")
+@command("Look", short_help="Show the return value of every rank, or its traceback.")
 @run_argument
 @store_option
 @click.option("--rank", default="all", metavar="K", help="Only these ranks: 2, or 0-3,7.  [default: all]")
 def result_command(out: Output, run: str, store: str | None, rank: str) -> None:
-    """Show the returned values as JSON, one line per rank.
+    """Show the return values as JSON, one line per rank.
 
-    Exit code 1, with the remote traceback, if a replica did not succeed; 124 if the run is not over.
+    Exit code 1, with the remote traceback, if a replica did not succeed; 124 if the run has not ended.
     """
     found = find_run(run, store)
     chosen = ranks(rank, found.spec.placement.replicas)

@@ -1,4 +1,4 @@
-"""`atoll run`: start a run and watch it. Ctrl-C detaches, and never kills."""
+"""`atoll run`: start a run and watch it. Ctrl-C ends only the command, never the run."""
 
 from __future__ import annotations
 
@@ -8,42 +8,52 @@ from typing import Any
 import click
 
 from atoll.cli.app import Interrupted, command
-from atoll.cli.drafting import announce, draft, run_options
-from atoll.cli.interrupts import deferred_interrupt
-from atoll.cli.outage import way_back, way_on
-from atoll.cli.output import Output
-from atoll.cli.render import counts_text, elapsed_s, live_table, next_commands, rejected_text, result_lines, verdict
-from atoll.cli.text import pairs_text, table_text
-from atoll.cli.watch import watch
+from atoll.cli.launch_options import announce, draft, run_options
+from atoll.cli.output import Output, pairs_text, table_text
+from atoll.cli.render import (
+    counts_text,
+    elapsed_s,
+    live_table,
+    next_commands,
+    rejected_text,
+    result_lines,
+    success_text,
+)
+from atoll.cli.watch import deferred_interrupt, relaunch_hint, relaunch_text, resume_hint, watch
 from atoll.errors import ConfigError
-from atoll.run import Draft, Run
+from atoll.runs.run import Draft, Run
 from atoll.status import RunStatus
 
 _SHOWN = 16
 """Ranks shown on a terminal at the end of a run."""
 
 
-@command("Start", takes_words=True, short_help="Start replicas and watch them; Ctrl-C detaches, never kills.")
+@command(
+    "Start", takes_script_args=True, short_help="Start replicas and watch them; Ctrl-C detaches, the run continues."
+)
 @run_options
-@click.option("-d", "--detach", is_flag=True, help="Return once it is started; stdout is the run id.")
-@click.option("--wait", is_flag=True, help="Wait for the end with plain lines instead of the live table.")
-@click.option("--fail-fast", is_flag=True, help="Cancel the rest as soon as one replica has failed for good.")
+@click.option("-d", "--detach", is_flag=True, help="Return after the start; print the run id on stdout.")
+@click.option("--wait", is_flag=True, help="Print progress lines instead of the live table.")
+@click.option("--fail-fast", is_flag=True, help="Cancel the run when a replica has failed and cannot be restarted.")
 def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **options: Any) -> None:
-    """Start replicas of ENTRY and watch them until they are over.
+    """Start replicas of ENTRY and watch them until they have ended.
 
-    ENTRY is `package.module:function`, `script.py` or `script.py:function`; words for a script go after `--`.
-    The replicas do not need this command: Ctrl-C detaches and says how to come back. Options not given come from
-    ATOLL_* variables, then atoll.toml.
+    ENTRY is `package.module:function`, `script.py` or `script.py:function`. A script gets the arguments after `--`.
+    Ctrl-C ends only this command: the run continues, and the output lists the commands to watch it again. Options that
+    are not given come from ATOLL_* variables, then from atoll.toml.
     """
     if detach and (wait or fail_fast):
-        raise ConfigError("--detach returns at once; --wait and --fail-fast watch: which one is it?")
-    made = draft(out, options, click.get_current_context().meta.get("words", ()))
+        raise ConfigError(
+            "--detach returns at once, so it excludes --wait and --fail-fast",
+            hint="leave one out, or use `atoll run --detach` and then `atoll wait RUN --fail-fast`",
+        )
+    made = draft(out, options, click.get_current_context().meta.get("script_args", ()))
     announce(out, made)
     run = _submit(out, made)
     if detach:
-        _show_way_back(out, run)
+        _show_next_commands(out, run)
         if (status := run.status()).is_terminal:
-            out.say(f"run `{run.id}` is over already: {counts_text(status)}; under this id it does not start again")
+            out.say(f"run `{run.id}` has ended already: {counts_text(status)}; use another --run-id to start it again")
         out.text(run.id)
         return
     try:
@@ -56,12 +66,11 @@ def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **option
 def _submit(out: Output, made: Draft) -> Run:
     run = None
     try:
-        with way_on(made.spec.run_id), deferred_interrupt():
+        with relaunch_hint(made.spec.run_id), deferred_interrupt():
             run = made.submit()
     except KeyboardInterrupt:
         if run is None:
-            again = f"the same command with `--run-id {made.spec.run_id}` goes on from there"
-            raise Interrupted(f"it was being started; {again}") from None
+            raise Interrupted(f"the launch was not finished; {relaunch_text(made.spec.run_id)}") from None
         raise _detached(out, run) from None
     out.data(_identity(run))
     out.event("started", _identity(run))
@@ -70,12 +79,12 @@ def _submit(out: Output, made: Draft) -> Run:
 
 def _detached(out: Output, run: Run) -> Interrupted:
     out.data(_identity(run))
-    out.say(f"detached: run `{run.id}` goes on")
-    _show_way_back(out, run)
+    out.say(f"detached: run `{run.id}` continues")
+    _show_next_commands(out, run)
     return Interrupted(quiet=True)
 
 
-def _show_way_back(out: Output, run: Run) -> None:
+def _show_next_commands(out: Output, run: Run) -> None:
     rows = [("handle", str(run.handle)), *next_commands(run.id)]
     out.say(pairs_text(rows, colour=out.has_colour(on_stderr=True)))
 
@@ -86,20 +95,20 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
         table = live_table(status, limit=_SHOWN).without_empty_columns()
         out.say(f"\n{table_text(table, width=width, colour=colour)}")
         if (hidden := len(status.replicas) - _SHOWN) > 0:
-            out.say(out.paint(f"… and {hidden} more ranks: `atoll status {run.id}`", "dim", on_stderr=True))
+            out.say(out.paint(f"… and {hidden} more ranks: `atoll status {run.id}` shows them", "dim", on_stderr=True))
         if rejected := rejected_text(status):
             out.say(out.paint(rejected, "warn", on_stderr=True))
         out.say()
-    with way_back(run, is_over=True):
+    with resume_hint(run, is_over=True):
         result = run.result()
     out.data({**_identity(run), "state": status.state, "result": result.to_json()})
     result.raise_for_failures()
-    out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))
+    out.say(out.paint(success_text(result, elapsed_s(status, time.time())), "good", on_stderr=True))
     if any(value is not None for value in result.values):
         shown = result.outcomes[:_SHOWN] if out.is_screen else result.outcomes
         out.text("\n".join(result_lines(shown, width=out.width())))
         if len(shown) < len(result.outcomes):
-            out.say(f"… and {len(result.outcomes) - len(shown)} more: `atoll result {run.id}`")
+            out.say(f"… and {len(result.outcomes) - len(shown)} more: `atoll result {run.id}` prints them")
 
 
 def _identity(run: Run) -> dict[str, Any]:

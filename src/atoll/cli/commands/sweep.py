@@ -1,4 +1,4 @@
-"""`atoll sweep`: find by label, at the services themselves, what still runs of runs that are over; and stop it."""
+"""`atoll sweep`: ask the backends, by label, for replicas that still run although their run has ended; stop them."""
 
 from __future__ import annotations
 
@@ -7,42 +7,48 @@ from typing import Any
 
 import click
 
-from atoll import config, registry
+from atoll import registry
 from atoll.cli.app import command
-from atoll.cli.options import complete_backend
-from atoll.cli.output import Output
-from atoll.cli.text import Cell, Column, Table, one_line, table_text
-from atoll.config import Config
+from atoll.cli.launch_options import complete_backend
+from atoll.cli.output import Cell, Column, Output, Table, one_line, table_text
 from atoll.errors import AtollError, BackendError, ConfigError
 from atoll.executors.base import Executor, Stray, Sweeper
+from atoll.runs import config
+from atoll.runs.config import Config
 
 
-@command("End", short_help="Find and stop what still runs of runs that are over.")
-@click.option("--on", multiple=True, metavar="BACKEND", shell_complete=complete_backend, help="Only on these.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be stopped.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@command("End", short_help="Find and stop replicas that still run after their run has ended.")
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="BACKEND",
+    shell_complete=complete_backend,
+    help="Only on this backend; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Only list the replicas that would be stopped.")
+@click.option("-y", "--yes", is_flag=True, help="Stop them without asking.")
 def sweep_command(out: Output, on: tuple[str, ...], dry_run: bool, yes: bool) -> None:
-    """Ask each backend, by label, what it still runs for runs that are over, and stop that.
+    """Ask each backend, by label, for replicas that still run although their run has ended, and stop them.
 
-    What we remember ourselves plays no part, so this also finds what a lost launcher left behind.
+    The search does not use the local list of runs, so it also finds replicas of runs that other machines started.
     """
-    sweepers, trouble = _sweepers(out, on, config.load())
-    found = [(executor, stray) for executor in sweepers for stray in _strays(out, executor, trouble)]
+    sweepers, errors = _sweepers(out, on, config.load()), list[str]()
+    found = [(executor, stray) for executor in sweepers for stray in _strays(out, executor, errors)]
     strays = [{"executor": e.name, "handle": str(s.handle), "id": s.native_id, "message": s.message} for e, s in found]
     stopped: list[str] = []
     out.data({"asked": [e.name for e in sweepers], "strays": strays, "stopped": stopped})
     if not found:
-        out.say(f"nothing left over on {', '.join(e.name for e in sweepers) or 'any backend'}")
+        out.say(f"no leftover replicas on {', '.join(e.name for e in sweepers) or 'any backend'}")
     else:
         out.text(_table_text(out, found))
         if not dry_run and _may_stop(out, yes, len(found)):
-            stopped.extend(_stop(out, found, trouble))
-    if trouble:
-        raise BackendError("; ".join(trouble))
+            stopped.extend(_stop(out, found, errors))
+    if errors:
+        raise BackendError("; ".join(errors), hint="`atoll doctor BACKEND` checks a backend")
 
 
-def _sweepers(out: Output, names: Sequence[str], settings: Config) -> tuple[list[Executor], list[str]]:
-    """Backends that can be asked. Named ones must be; of all the others, those that cannot are mentioned."""
+def _sweepers(out: Output, names: Sequence[str], settings: Config) -> list[Executor]:
+    """The backends that can search. Without names, a note replaces each backend that does not load."""
     found: list[Executor] = []
     for name in names or registry.known("executor"):
         try:
@@ -50,26 +56,26 @@ def _sweepers(out: Output, names: Sequence[str], settings: Config) -> tuple[list
         except AtollError as exc:
             if names:
                 raise
-            out.say(f"{name}: not asked: {exc.message}")
+            out.say(f"{name}: not searched: {exc.message}")
             continue
         if isinstance(executor, Sweeper):
             found.append(executor)
         elif names:
-            raise ConfigError(f"backend `{name}` cannot be asked what it still runs")
-    return found, []
+            raise ConfigError(f"backend `{name}` cannot search for leftover replicas", hint="leave out --on")
+    return found
 
 
-def _strays(out: Output, executor: Any, trouble: list[str]) -> list[Stray]:
+def _strays(out: Output, executor: Any, errors: list[str]) -> list[Stray]:
     try:
         return list(executor.strays())
     except AtollError as exc:
-        trouble.append(f"{executor.name}: {exc.message}")
-        out.say(f"{executor.name}: could not be asked: {exc.message}")
+        errors.append(f"{executor.name}: {exc.message}")
+        out.say(f"{executor.name}: the search failed: {exc.message}")
         return []
 
 
 def _table_text(out: Output, found: Sequence[tuple[Executor, Stray]]) -> str:
-    columns = (Column("backend"), Column("id"), Column("what", is_flexible=True), Column("run", is_flexible=True))
+    columns = (Column("backend"), Column("id"), Column("found", is_flexible=True), Column("run", is_flexible=True))
     rows = tuple(
         (Cell(e.name), Cell(one_line(s.native_id), "bold"), Cell(one_line(s.message)), Cell(str(s.handle), "dim"))
         for e, s in found
@@ -81,18 +87,21 @@ def _may_stop(out: Output, yes: bool, count: int) -> bool:
     if yes:
         return True
     if not out.can_ask:
-        raise ConfigError(f"{count} found, and nobody here to ask", hint="`--yes` stops them, `--dry-run` only shows")
+        raise ConfigError(
+            f"found {count}, and cannot ask for confirmation without a terminal",
+            hint="`--yes` stops them, `--dry-run` only lists them",
+        )
     return click.confirm(f"stop {'it' if count == 1 else f'these {count}'}?", err=True)
 
 
-def _stop(out: Output, found: Sequence[tuple[Executor, Stray]], trouble: list[str]) -> list[str]:
-    """Cancel each run once; what was stopped is what the backend says is gone."""
+def _stop(out: Output, found: Sequence[tuple[Executor, Stray]], errors: list[str]) -> list[str]:
+    """Cancel each run once; return the handles of those that the backend has stopped."""
     stopped = []
     for handle, executor in {stray.handle: executor for executor, stray in found}.items():
         try:
             executor.cancel(handle)
         except AtollError as exc:
-            trouble.append(f"{handle}: {exc.message}")
+            errors.append(f"{handle}: {exc.message}")
             continue
         ids = ", ".join(stray.native_id for _, stray in found if stray.handle == handle)
         out.say(f"stopped {executor.name} {ids}")

@@ -1,4 +1,4 @@
-"""`atoll top`: a run on the whole screen."""
+"""`atoll top`: a run on the whole screen, or one snapshot where there is no terminal."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import time
 
 from atoll.cli.app import command
 from atoll.cli.commands.status import status_text
-from atoll.cli.lookout import Lookout
-from atoll.cli.options import run_argument, store_option
-from atoll.cli.output import Output
+from atoll.cli.launch_options import run_argument, store_option
+from atoll.cli.output import Output, table_text
 from atoll.cli.phases import phases_table, round_json
 from atoll.cli.render import counts_text, status_json
 from atoll.cli.runs import find_run
-from atoll.cli.text import table_text
-from atoll.rounds.round_record import RoundRecord
+from atoll.cli.watch import RoundPoller
+from atoll.rounds.timeline import RoundRecord
 
 
-@command("Look", short_help="Watch a run on the whole screen; q leaves.")
+@command("Look", short_help="Watch a run on the whole screen; q quits.")
 @run_argument
 @store_option
 def top_command(out: Output, run: str, store: str | None) -> None:
-    """Watch every rank live: state, round, metrics with their trend, heartbeat, last line; and of its last finished
-    round, where the time went: computing, the phases of the exchange, how much of it stood in the way, bytes, requests.
+    """Watch every rank live: state, round, metrics with their trend, heartbeat, last line. Below, watch the last
+    finished round of each rank: the time of each phase, the exposed and hidden time, bytes and requests.
 
-    q or Ctrl-C leaves, and the run goes on. Where there is no terminal, one snapshot is printed.
+    q or Ctrl-C quits, and the run continues. Without a terminal, one snapshot is printed.
     """
     found = find_run(run, store)
-    status, lookout = found.status(), Lookout(found)
+    status, poller = found.status(), RoundPoller(found)
     if out.is_screen:
-        from atoll.cli.screen import show
+        from atoll.cli.live import show_top
 
-        status = show(found, status, lookout, out)
+        status = show_top(found, status, poller, out)
         out.say(f"run `{found.id}`: {counts_text(status)}")
     else:
         now = None if status.is_terminal else time.time()
-        out.text(status_text(found, status, out, lookout.waiting(status)) + _rounds_text(lookout.records(), now, out))
-    rounds = {str(rank): round_json(record) for rank, record in sorted(lookout.records().items())}
-    out.data({**status_json(found.id, status, lookout.waiting(status)), "rounds": rounds})
+        out.text(status_text(found, status, out, poller.waiting(status)) + _rounds_text(poller.records(), now, out))
+    rounds = {str(rank): round_json(record) for rank, record in sorted(poller.records().items())}
+    out.data({**status_json(found.id, status, poller.waiting(status)), "rounds": rounds})
 
 
 def _rounds_text(records: dict[int, RoundRecord], now: float | None, out: Output) -> str:

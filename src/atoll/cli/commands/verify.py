@@ -1,4 +1,4 @@
-"""`atoll verify`: do the arithmetic of a run again from what is in the store, and compare."""
+"""`atoll verify`: recompute the rounds of a run from the objects in its store, and compare."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from atoll.cli.app import command
-from atoll.cli.options import run_argument, store_option
+from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.render import rejections_text
 from atoll.cli.runs import find_place, have_all_ended, suggesting
 from atoll.errors import CorruptUpdate, MissingExtra, RoundError
-from atoll.stores.base import recycles
+from atoll.stores.fast import recycles
 
 if TYPE_CHECKING:
     from atoll.rounds.verify import Report
     from atoll.stores.base import Store
 
 
-@command("Look", short_help="Recompute the rounds of a run that the store still has, and compare.")
+@command("Look", short_help="Recompute the rounds of a run that are still in the store, and compare.")
 @run_argument
 @store_option
 def verify_command(out: Output, run: str, store: str | None) -> None:
-    """Recompute what a run agreed on, plainly, from the objects in its store: checksums, means, outer steps, states.
+    """Recompute the rounds of a run from the objects in its store: checksums, means, outer steps, states.
 
-    Reads only. Exit code 5, with the first difference, if the store does not say what the arithmetic gives; and before
-    the first round is over, when there is nothing to recompute.
+    Only reads. Exit code 5, with the first difference, if an object differs from the recomputed value; and before
+    the first round has ended, because there is nothing to recompute.
     """
     run_id, opened = find_place(run, store)
     try:
@@ -41,19 +41,20 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
     if report.difference is not None:
         raise CorruptUpdate(f"run `{run_id}` does not verify: {report.difference}")
     if report.partial and not report.rounds:
-        gone = "of every round something is no longer in the store"
+        gone = "some objects of every round are no longer in the store"
         raise RoundError(f"run `{run_id}` has nothing to verify: {gone}", hint=_recycling_hint(opened))
     if not report.rounds:
-        hint = None if have_all_ended(opened, run_id) else "try again later"
-        raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds is over", hint=hint)
-    out.say(out.paint("all of it is what the arithmetic gives", "good", on_stderr=True))
+        hint = None if have_all_ended(opened, run_id) else "try again after the first round"
+        raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds has ended", hint=hint)
+    out.say(out.paint("verified: every compared object has the recomputed value", "good", on_stderr=True))
 
 
 def _recycling_hint(store: Store) -> str | None:
-    """A store that recycles lets chunks go as soon as they are read, and only its address says so."""
+    """Only the address of a store says that it recycles, that is, deletes chunks after they were read."""
     if not store.uri.startswith("file:") or recycles(store):
         return None
-    return f"if it recycles, say so: --store '{store.uri}{'&' if '?' in store.uri else '?'}recycle=1'"
+    separator = "&" if "?" in store.uri else "?"
+    return f"if the run used a recycling store, use its address: --store '{store.uri}{separator}recycle=1'"
 
 
 def _text(report: Report) -> str:
@@ -64,7 +65,7 @@ def _text(report: Report) -> str:
     checked = ", ".join([f"{report.updates} updates", *means, f"{report.states} states", f"{report.records} records"])
     text = f"run {report.run_id}: {span} recomputed; {checked} compared"
     if report.rounds and not is_published:
-        text += "; no means were published, for each replica averaged whole updates"
+        text += "; no means were published, because each replica averaged whole updates"
     if report.trusted:
-        text += f"; {report.trusted} more chunks taken as published, for not every part of them is in the store"
+        text += f"; {report.trusted} more chunks taken as published, because the store lacks contributions"
     return "; ".join(filter(None, (text, rejections_text(report.rejected))))

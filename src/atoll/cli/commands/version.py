@@ -1,4 +1,4 @@
-"""`atoll version`."""
+"""`atoll version`: the versions of Atoll, Python and the operating system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`atoll wait`: gate `&&` on a run."""
+"""`atoll wait`: wait for a run and report its success with the exit code."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ import time
 import click
 
 from atoll.cli.app import command
-from atoll.cli.options import duration, run_argument, store_option
-from atoll.cli.outage import way_back
+from atoll.cli.launch_options import duration, run_argument, store_option
 from atoll.cli.output import Output
-from atoll.cli.render import elapsed_s, status_json, verdict
+from atoll.cli.render import elapsed_s, status_json, success_text
 from atoll.cli.runs import find_run
-from atoll.cli.watch import watch
+from atoll.cli.watch import resume_hint, watch
 
 
 @command("Look", short_help="Wait for a run; exit code 0 if every replica succeeded.")
 @run_argument
 @store_option
-@click.option("--timeout", type=duration, metavar="TIME", help="Give up waiting after this long: exit code 124.")
-@click.option("--fail-fast", is_flag=True, help="Cancel the rest as soon as one replica has failed.")
+@click.option("--timeout", type=duration, metavar="TIME", help="Stop waiting after this long, with exit code 124.")
+@click.option("--fail-fast", is_flag=True, help="Cancel the run when a replica has failed.")
 @click.option(
-    "--on-deadline", type=click.Choice(["leave", "cancel"]), default="leave", help="What becomes of the run then."
+    "--on-deadline",
+    type=click.Choice(["leave", "cancel"]),
+    default="leave",
+    show_default=True,
+    help="What to do with the run after --timeout.",
 )
 def wait_command(
     out: Output, run: str, store: str | None, timeout: float | None, fail_fast: bool, on_deadline: str
 ) -> None:
-    """Wait until a run is over.
+    """Wait until a run has ended.
 
-    Exit code 0 if every replica succeeded, 1 if not, 124 if the time is up first.
+    Exit code 0 if every replica succeeded, 1 if not, 124 if --timeout passes first.
     """
     found = find_run(run, store)
     status = watch(found, out, live=False, timeout_s=timeout, fail_fast=fail_fast, on_deadline=on_deadline)
     out.data(status_json(found.id, status))
-    with way_back(found, is_over=True):
+    with resume_hint(found, is_over=True):
         result = found.result()
     result.raise_for_failures()
-    out.say(out.paint(verdict(result, elapsed_s(status, time.time())), "good", on_stderr=True))
+    out.say(out.paint(success_text(result, elapsed_s(status, time.time())), "good", on_stderr=True))

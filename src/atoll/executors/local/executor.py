@@ -1,8 +1,13 @@
-"""LocalExecutor: replicas are process groups on this machine, looked after by a shepherd that outlives the launcher."""
+"""LocalExecutor: replicas are process groups on this machine.
+
+`submit` starts one supervisor (`atoll.replica.supervisor`) for each run; it outlives the launcher. All other verbs read
+the run's spool, so any process on this machine can use a handle.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -14,14 +19,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline
-from atoll.context import RESERVED, RunContext
+from atoll.context import RESERVED, RunContext, home
 from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, SubmitError, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.local import gpus
+from atoll.executors.local.logs import follow_lines, last_lines, lines
 from atoll.executors.local.request import CAPABILITIES, local_request, local_status
-from atoll.executors.local.tail import follow_lines, last_lines, lines
 from atoll.handle import RunHandle
-from atoll.home import home
 from atoll.replica import processes
 from atoll.replica.spool import Spool, read_json
 from atoll.spec import Placement
@@ -29,13 +33,15 @@ from atoll.status import RunStatus
 
 _READY_S = 60.0
 _STOP_S = 150.0
-"""Beyond the grace: what the scribe may need to store the last words."""
+"""Time beyond the grace in which the uploader may store the outcomes."""
 _POLL_S = 0.01
-_LEAVE_S = 5.0
+_EXIT_S = 5.0
+
+log = logging.getLogger("atoll.executors")
 
 
 class LocalExecutor:
-    """Runs replicas on this machine. `root` is where their spools are; by default below `ATOLL_HOME`."""
+    """Runs replicas on this machine. `root` holds their spools; by default it is below `ATOLL_HOME`."""
 
     name: ClassVar[str] = "local"
     capabilities: ClassVar[Capabilities] = CAPABILITIES
@@ -58,44 +64,42 @@ class LocalExecutor:
         return Plan(self.name, context.run_id, placement.replicas, request)
 
     def preflight(self, plan: Plan) -> None:
-        _resolve(plan.request["secrets"])
+        _secret_values(plan.request["secrets"])
 
     def submit(self, plan: Plan) -> RunHandle:
         spool = Spool(plan.request["label"])
-        handle = _handle(spool, plan.replicas)
-        secrets = _resolve(plan.request["secrets"])
+        secrets = _secret_values(plan.request["secrets"])
         try:
-            _write_once(spool, plan)
-            if not spool.status.exists() and spool.holder() is None:
-                self._start_shepherd(plan, spool, secrets)
+            _write_plan(spool, plan)
+            if not spool.status.exists() and spool.supervisor_pid() is None:
+                _start_supervisor(plan, spool, secrets)
+            else:
+                log.info("run `%s`: already started, adopted", plan.run_id)
         except OSError as exc:
             raise SubmitError(f"cannot start run `{plan.run_id}` in {spool.root}: {exc}") from exc
-        return handle
+        return _handle(spool, plan.replicas)
 
     def status(self, handle: RunHandle) -> RunStatus:
         spool = self._spool(handle)
         if not spool.plan.exists():
-            return RunStatus.lost(handle.replicas, f"this machine has no run `{handle.native_id}` any more")
-        # In this order: a shepherd that ends between the two reads has written its last word before.
-        shepherd_lives = spool.holder() is not None
-        cancel_asked = spool.cancel.exists()
+            return RunStatus.lost(handle.replicas, f"run `{handle.native_id}` is no longer on this machine")
+        # In this order: a supervisor that ends between the two reads has written its last status before it ended.
+        supervisor_runs = spool.supervisor_pid() is not None
+        cancel_requested = spool.cancel.exists()
         rows = read_json(spool.status)
-        status = local_status(handle.replicas, rows, shepherd_lives=shepherd_lives, cancel_asked=cancel_asked)
-        if status.is_terminal and shepherd_lives:
-            self._see_off(spool)
+        status = local_status(handle.replicas, rows, supervisor_runs=supervisor_runs, cancel_requested=cancel_requested)
+        if status.is_terminal and supervisor_runs:
+            # The supervisor is about to exit. Wait for that: when this returns a terminal status, nothing runs.
+            deadline = Deadline(_EXIT_S, self._clock)
+            while spool.supervisor_pid() is not None and not deadline.is_past:
+                self._clock.sleep(0.001)
         return status
-
-    def _see_off(self, spool: Spool) -> None:
-        """The shepherd has said its last word and is leaving: who is told that a run is over finds nothing running."""
-        deadline = Deadline(_LEAVE_S, self._clock)
-        while spool.holder() is not None and not deadline.is_past:
-            self._clock.sleep(0.001)
 
     def cancel(self, handle: RunHandle) -> None:
         spool = self._spool(handle)
         if spool.plan.exists():
             spool.cancel.touch()
-            self._await_shepherd(spool)
+            self._stop_supervisor(spool)
         if left := processes.kill_all(str(spool.root)):
             raise BackendError(
                 f"cannot end processes {left} of run `{handle.native_id}`", executor=self.name, operation="cancel"
@@ -126,17 +130,16 @@ class LocalExecutor:
         return None if plan is None else RunContext(plan["run_id"], plan["store"])
 
     def strays(self) -> list[Stray]:
-        """Processes on this machine whose label is a run of ours without a living shepherd."""
+        """Processes on this machine with the label of a run whose supervisor does not run."""
         found = []
         for pid, label in processes.labelled():
             spool = Spool(label)
             if spool.root.parent != self._root or (spool.plan.exists() and not spool.status.exists()):
-                continue  # not of ours, or a shepherd that is just starting: nothing else is there before its status
-            if spool.holder() is None and not processes.is_dead(pid):
+                continue  # not below this root, or its supervisor is starting and has no replicas yet
+            if spool.supervisor_pid() is None and not processes.is_dead(pid):
                 replicas = len((read_json(spool.plan) or {}).get("ranks", [0]))
-                found.append(
-                    Stray(_handle(spool, replicas), str(pid), f"process {pid} of a run whose shepherd is gone")
-                )
+                message = f"process {pid} of a run whose supervisor has died"
+                found.append(Stray(_handle(spool, replicas), str(pid), message))
         return found
 
     def diagnose(self) -> list[Check]:
@@ -145,7 +148,11 @@ class LocalExecutor:
         return [
             Check("platform", linux, sys.platform, "" if linux else "local runs need Linux"),
             _writable(self._root),
-            Check("gpus", True, ", ".join(f"{d.name} ({d.uuid})" for d in devices) or "none; only `gpu` needs one"),
+            Check(
+                "gpus",
+                True,
+                ", ".join(f"{d.name} ({d.uuid})" for d in devices) or "none; only runs with `gpu` need one",
+            ),
             Check("cores", True, f"{len(os.sched_getaffinity(0))} usable"),
         ]
 
@@ -155,58 +162,32 @@ class LocalExecutor:
             raise BackendError(
                 f"run `{handle.native_id}` is on machine `{handle.scope}`, and this is `{here}`",
                 executor=self.name,
-                hint="ask there, or read its logs and results from the store: `--store URI`",
+                hint="use it on that machine, or read its logs and results from the store: `--store URI`",
             )
         return Spool(f"/{handle.native_id}")
 
-    def _start_shepherd(self, plan: Plan, spool: Spool, secrets: Mapping[str, str]) -> None:
-        """Start it and wait until it has the run in hand. It leaves our session by itself."""
-        inherited = {name: value for name, value in os.environ.items() if name not in RESERVED}
-        environment = {**inherited, **plan.request["environment"], **secrets}
-        ready_read, ready_write = os.pipe()
-        with open(ready_read, "rb") as ready, open(spool.diary, "ab") as diary:
-            try:
-                process = subprocess.Popen(
-                    [*plan.request["command"], str(ready_write)],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=diary,
-                    stderr=diary,
-                    pass_fds=[ready_write],
-                    start_new_session=True,
-                )
-            finally:
-                os.close(ready_write)
-            poll = select.poll()  # and not select, which fails in a process with more than 1024 open files
-            poll.register(ready, select.POLLIN)
-            answer = ready.read(3) if poll.poll(_READY_S * 1000) else b""
-            process.wait(_READY_S)
-        if answer != b"ok\n":
-            left = [f"process {pid}" for pid in processes.kill_all(str(spool.root))]
-            words = " / ".join(last_lines(spool.diary, 3))
-            raise SubmitError(f"the shepherd of run `{plan.run_id}` did not start: {words}", left_running=left)
-
-    def _await_shepherd(self, spool: Spool) -> None:
-        """Nudge the shepherd until it is gone; it ends every replica within their grace."""
+    def _stop_supervisor(self, spool: Spool) -> None:
+        """Signal the supervisor until it has exited; it ends every replica within the grace."""
         deadline = Deadline(float(read_json(spool.plan)["grace_s"]) + _STOP_S, self._clock)
-        nudge = Deadline(0.0, self._clock)
-        while (holder := spool.holder()) is not None:
+        signal_again = Deadline(0.0, self._clock)
+        while (pid := spool.supervisor_pid()) is not None:
             if deadline.is_past:
-                _send(holder, signal.SIGKILL)  # the leash takes every replica along
-            elif nudge.is_past:
-                _send(holder, signal.SIGUSR1)
-                _send(holder, signal.SIGCONT)  # it may have been stopped
-                nudge = Deadline(1.0, self._clock)
+                log.warning("the supervisor in %s does not stop; sending SIGKILL", spool.root)
+                _send(pid, signal.SIGKILL)  # the kernel kills every replica with it
+            elif signal_again.is_past:
+                _send(pid, signal.SIGUSR1)
+                _send(pid, signal.SIGCONT)  # it may be suspended
+                signal_again = Deadline(1.0, self._clock)
             self._clock.sleep(_POLL_S)
 
 
 def _handle(spool: Spool, replicas: int) -> RunHandle:
-    """The handle holds the whole path, so it works whatever ATOLL_HOME is when it is used."""
+    """The handle has the whole path, so it does not depend on ATOLL_HOME."""
     return RunHandle(LocalExecutor.name, socket.gethostname(), str(spool.root).removeprefix("/"), replicas)
 
 
-def _write_once(spool: Spool, plan: Plan) -> None:
-    """Put the plan in the spool; the first one counts, and another one is a conflict."""
+def _write_plan(spool: Spool, plan: Plan) -> None:
+    """Write the plan to the spool. If a different plan is there, raise `Conflict`."""
     spool.root.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plan.request, ensure_ascii=False, sort_keys=True)
     fresh = spool.root / f".plan.{os.getpid()}.{os.urandom(4).hex()}"
@@ -216,7 +197,7 @@ def _write_once(spool: Spool, plan: Plan) -> None:
     except FileExistsError:
         present = read_json(spool.plan)
         wanted = json.loads(text)
-        # Which interpreter asks is no content: `python train.py` and `atoll` may name the same one differently.
+        # The command is not compared: `python train.py` and `atoll` may name the same interpreter differently.
         differing = [name for name in sorted(wanted) if name != "command" and present.get(name) != wanted[name]]
         if differing:
             raise Conflict(
@@ -226,30 +207,60 @@ def _write_once(spool: Spool, plan: Plan) -> None:
         fresh.unlink()
 
 
+def _start_supervisor(plan: Plan, spool: Spool, secrets: Mapping[str, str]) -> None:
+    """Start the supervisor and wait until it has started every replica. It leaves this session by itself."""
+    inherited = {name: value for name, value in os.environ.items() if name not in RESERVED}
+    environment = {**inherited, **plan.request["environment"], **secrets}
+    ready_read, ready_write = os.pipe()
+    with open(ready_read, "rb") as ready, open(spool.log, "ab") as output:
+        try:
+            process = subprocess.Popen(
+                [*plan.request["command"], str(ready_write)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[ready_write],
+                start_new_session=True,
+            )
+        finally:
+            os.close(ready_write)
+        poll = select.poll()  # not `select`, which fails in a process with more than 1024 open files
+        poll.register(ready, select.POLLIN)
+        answer = ready.read(3) if poll.poll(_READY_S * 1000) else b""
+        process.wait(_READY_S)
+    if answer != b"ok\n":
+        left = [f"process {pid}" for pid in processes.kill_all(str(spool.root))]
+        output_lines = " / ".join(last_lines(spool.log, 3))
+        raise SubmitError(f"the supervisor of run `{plan.run_id}` did not start: {output_lines}", left_running=left)
+    log.debug("run `%s`: supervisor started in %s", plan.run_id, spool.root)
+
+
 def _send(pid: int, number: signal.Signals) -> None:
-    if pid <= 0:  # the kernel's word for a process outside our pid namespace; to kill, it means our own group
-        raise BackendError("the run's shepherd is in another container of this machine", executor=LocalExecutor.name)
+    if pid <= 0:  # the kernel reports so a process of another pid namespace; `kill` would signal our own group
+        message = "the run's supervisor is in another container of this machine"
+        raise BackendError(message, executor=LocalExecutor.name, operation="cancel", reason="pid_namespace")
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        pass  # it left by itself, just now
+        pass  # it has just exited
 
 
-def _resolve(references: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets, straight into the environment of the replicas and nowhere else."""
+def _secret_values(references: Mapping[str, str]) -> dict[str, str]:
+    """The values of secrets. They go into the environment of the replicas and nowhere else."""
     values, problems = {}, []
     for name, reference in references.items():
         scheme, _, where = reference.partition(":")
         try:
             values[name] = os.environ[where] if scheme == "env" else Path(where).read_text(encoding="utf-8").strip()
         except KeyError:
-            problems.append(f"secrets.{name}=`{reference}`: there is no variable `{where}` here")
+            problems.append(f"secrets.{name}=`{reference}`: variable `{where}` is not set")
         except OSError as exc:
             problems.append(f"secrets.{name}=`{reference}`: {exc.strerror}")
         except UnicodeDecodeError:
-            problems.append(f"secrets.{name}=`{reference}`: not a text in UTF-8")
+            problems.append(f"secrets.{name}=`{reference}`: the file is not UTF-8 text")
         if "\0" in values.get(name, ""):
-            problems.append(f"secrets.{name}=`{reference}`: a variable cannot hold a NUL")
+            problems.append(f"secrets.{name}=`{reference}`: a variable cannot contain NUL")
     if problems:
         raise InvalidSpec("secrets", problems)
     return values

@@ -1,4 +1,4 @@
-"""GPUs of this machine, as `nvidia-smi` tells them."""
+"""GPUs of this machine, as `nvidia-smi` lists them, and how ranks share them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.gpu import KNOWN, Gpu
+from atoll.spec import KNOWN, Gpu
 
 _QUERY = ["nvidia-smi", "--query-gpu=uuid,name", "--format=csv,noheader"]
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU: what CUDA_VISIBLE_DEVICES calls it, and what people call it."""
+    """One GPU: its id for CUDA_VISIBLE_DEVICES, and its short product name."""
 
     uuid: str
     name: str
 
 
 def present() -> tuple[Device, ...]:
-    """The GPUs here; none if there is no driver."""
+    """The GPUs of this machine; none if there is no driver."""
     try:
         listing = subprocess.run(_QUERY, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -33,7 +33,7 @@ def present() -> tuple[Device, ...]:
 
 
 def short_name(product: str) -> str:
-    """`NVIDIA H100 80GB HBM3` -> `H100`; a product we do not know keeps its own name."""
+    """`NVIDIA H100 80GB HBM3` -> `H100`; an unknown product keeps its full name."""
     plain = re.sub(r"[^a-z0-9]", "", product.lower())
     if "a100" in plain and "80gb" in plain:
         return "A100-80GB"

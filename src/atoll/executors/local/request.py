@@ -1,4 +1,4 @@
-"""Pure: placement -> the plan of a local run, and what the shepherd wrote -> status."""
+"""Pure: the request of a local run from its placement, and its status from the supervisor's table."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ CAPABILITIES = Capabilities(
 def local_request(
     context: RunContext, placement: Placement, root: Path, devices: Callable[[], Sequence[Device]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The request, and every reason it cannot be done."""
+    """The request, and every reason why it cannot run here."""
     problems = check(placement, CAPABILITIES)
     if sys.platform != "linux":
         problems.append(f"platform=`{sys.platform}`: local runs need Linux; `--on` another backend works from here")
     if context.store_uri.startswith("memory:"):
-        problems.append(f"store=`{context.store_uri}`: replicas are other processes and cannot see this one's memory")
-    pinned: list[str] | str = [] if placement.gpu is None else share(placement.gpu, placement.replicas, devices())
-    if isinstance(pinned, str):
-        problems.append(pinned)
+        problems.append(
+            f"store=`{context.store_uri}`: replicas are other processes, which cannot see the memory of this process"
+        )
+    devices_by_rank: list[str] | str = (
+        [] if placement.gpu is None else share(placement.gpu, placement.replicas, devices())
+    )
+    if isinstance(devices_by_rank, str):
+        problems.append(devices_by_rank)
     label = str(root / native_name(context.run_id, context.store_uri))
     ranks = range(placement.replicas)
     request = {
@@ -49,7 +53,7 @@ def local_request(
         "ranks": list(ranks),
         "environment": {**context.environment(placement.replicas), **placement.env, LABEL: label},
         "secrets": dict(placement.secrets),
-        "rank_environment": {str(rank): _rank_environment(placement, rank, pinned) for rank in ranks},
+        "rank_environment": {str(rank): _rank_environment(placement, rank, devices_by_rank) for rank in ranks},
         "timeout_s": placement.timeout_s,
         "grace_s": placement.grace_s,
         "max_restarts": placement.max_restarts,
@@ -57,28 +61,32 @@ def local_request(
     return request, problems
 
 
-def _rank_environment(placement: Placement, rank: int, pinned: list[str] | str) -> dict[str, str]:
+def _rank_environment(placement: Placement, rank: int, devices_by_rank: list[str] | str) -> dict[str, str]:
     own = rank_environment(rank, placement.rank_env)
-    return {**own, "CUDA_VISIBLE_DEVICES": pinned[rank]} if pinned and isinstance(pinned, list) else own
+    return (
+        {**own, "CUDA_VISIBLE_DEVICES": devices_by_rank[rank]}
+        if devices_by_rank and isinstance(devices_by_rank, list)
+        else own
+    )
 
 
 def local_status(
-    replicas: int, rows: list[dict[str, Any]] | None, *, shepherd_lives: bool, cancel_asked: bool
+    replicas: int, rows: list[dict[str, Any]] | None, *, supervisor_runs: bool, cancel_requested: bool
 ) -> RunStatus:
-    """Every rank, from the shepherd's table and from whether the shepherd is still there to keep it true."""
+    """Every rank, from the supervisor's table. Without a running supervisor, ranks that were not over are LOST."""
     if rows is not None:
         known = [ReplicaStatus.from_json(row) for row in rows]
-        return RunStatus(tuple(known if shepherd_lives else map(_abandoned, known)))
-    if shepherd_lives:
-        return RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.STARTING, "the shepherd is starting")
-    if cancel_asked:
+        return RunStatus(tuple(known if supervisor_runs else map(_lost, known)))
+    if supervisor_runs:
+        return RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.STARTING, "the supervisor is starting")
+    if cancel_requested:
         return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled before it started")
-    message = "its launcher was interrupted before anything started; launch it again to go on, or cancel it"
+    message = "the launcher was interrupted before any replica started; launch the run again, or cancel it"
     return RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING, message)
 
 
-def _abandoned(replica: ReplicaStatus) -> ReplicaStatus:
+def _lost(replica: ReplicaStatus) -> ReplicaStatus:
     if replica.state.is_terminal:
         return replica
-    message = "the shepherd of this run died, and this replica was killed with it"
+    message = "the supervisor of this run died, and this replica was killed with it"
     return replace(replica, state=ReplicaState.LOST, reason=Reason.LOST, message=message, native_id=None)

@@ -1,4 +1,4 @@
-"""`atoll doctor sagemaker`: would a launch work from here? Every check is one harmless call."""
+"""`atoll doctor sagemaker`: checks whether a launch from this machine would work. Each check only reads."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from typing import Any
 
 from atoll.errors import AtollError, AuthError, RunNotFound
 from atoll.executors.base import Check
-from atoll.executors.sagemaker.gateway import Gateway
+from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.logs import GROUP
-from atoll.executors.sagemaker.settings import JobSettings
+from atoll.executors.sagemaker.request import JobSettings
 
 _SOON = timedelta(hours=1)
 
 
-def checks(gateway: Gateway, settings: JobSettings) -> list[Check]:
-    """Region, credentials and their end, role, buckets, quota, and the calls a run makes."""
-    if not gateway.region:
+def setup_checks(client: AwsClient, settings: JobSettings) -> list[Check]:
+    """Region, credentials and their expiry, role, buckets, quotas, and the read calls that a run makes."""
+    if not client.region:
         hint = "set `region`, or AWS_REGION, or `region` in ~/.aws/config"
         return [Check("region", False, "none is set", hint)]
-    found = [Check("region", True, gateway.region)]
+    found = [Check("region", True, client.region)]
     try:
-        identity = gateway.ask("sts", "get_caller_identity", "doctor", "who am I")
+        identity = client.call("sts", "get_caller_identity", "doctor", "caller identity")
     except AtollError as exc:
         return [*found, Check("credentials", False, exc.message, exc.hint or "")]
-    found.append(Check("credentials", True, f"{identity['Arn']}; {_end(gateway)}"))
-    found.append(_role(gateway, settings.role_arn, str(identity["Account"])))
-    found += _buckets(gateway, settings)
-    found += [_quota(gateway, name) for name in dict.fromkeys([settings.instance_type, settings.cpu_instance_type])]
-    found += _calls(gateway)
+    found.append(Check("credentials", True, f"{identity['Arn']}; {_expiry(client)}"))
+    found.append(_role(client, settings.role_arn, str(identity["Account"])))
+    found += _buckets(client, settings)
+    found += [_quota(client, name) for name in dict.fromkeys([settings.instance_type, settings.cpu_instance_type])]
+    found += _calls(client)
     return found
 
 
-def _end(gateway: Gateway) -> str:
-    """When the credentials end, as far as the machine knows."""
-    credentials = gateway.session.get_credentials()
+def _expiry(client: AwsClient) -> str:
+    """When the credentials expire, as far as this machine knows."""
+    credentials = client.session.get_credentials()
     end: datetime | None = getattr(credentials, "_expiry_time", None)
     if end is None:
         token = getattr(credentials, "token", None)
-        return "temporary keys whose end is not known here" if token else "keys that do not expire"
+        return "temporary keys with an unknown expiry" if token else "keys that do not expire"
     left = end - datetime.now(UTC)
-    warning = "; a longer run than that cannot be waited for without a new login" if left < _SOON else ""
+    warning = "; to wait for a longer run you must log in again" if left < _SOON else ""
     return f"expire at {end:%Y-%m-%d %H:%M} UTC, in {int(left.total_seconds() // 60)} min{warning}"
 
 
-def _role(gateway: Gateway, role_arn: str, account: str) -> Check:
+def _role(client: AwsClient, role_arn: str, account: str) -> Check:
     if not role_arn:
         return Check("role", False, "role_arn is not set", "set it to the role of docs/sagemaker.md")
     parts = role_arn.split(":")
@@ -53,37 +53,37 @@ def _role(gateway: Gateway, role_arn: str, account: str) -> Check:
         return Check("role", False, f"`{role_arn}` is not the ARN of a role", "arn:aws:iam::ACCOUNT:role/NAME")
     if parts[4] != account:
         hint = "a launcher can pass only roles of its own account"
-        return Check("role", False, f"`{role_arn}` is of account {parts[4]}, and you are in {account}", hint)
+        return Check("role", False, f"`{role_arn}` is of account {parts[4]}, the credentials are of {account}", hint)
 
-    def look() -> Check:
-        gateway.ask("iam", "get_role", "doctor", "role", RoleName=role_arn.rpartition("/")[2])
+    def read() -> Check:
+        client.call("iam", "get_role", "doctor", "role", RoleName=role_arn.rpartition("/")[2])
         return Check("role", True, role_arn)
 
-    return _tried("role", look, unseen=f"{role_arn}; it cannot be seen with these credentials, which is no harm")
+    return _checked("role", read, if_denied=f"{role_arn}; not readable with these credentials, which is no problem")
 
 
-def _buckets(gateway: Gateway, settings: JobSettings) -> Iterator[Check]:
+def _buckets(client: AwsClient, settings: JobSettings) -> Iterator[Check]:
     if not settings.output_s3_path:
         yield Check("bucket", False, "output_s3_path is not set", "set it to s3://BUCKET/PREFIX")
     paths = [path for path in (settings.output_s3_path, settings.checkpoint_s3_uri) if path]
     for bucket in dict.fromkeys(path.partition("://")[2].partition("/")[0] for path in paths):
 
-        def look(bucket: str = bucket) -> Check:
-            gateway.ask("s3", "head_bucket", "doctor", f"bucket `{bucket}`", Bucket=bucket)
+        def read(bucket: str = bucket) -> Check:
+            client.call("s3", "head_bucket", "doctor", f"bucket `{bucket}`", Bucket=bucket)
             return Check("bucket", True, f"{bucket} answers from here")
 
-        yield _tried("bucket", look)
+        yield _checked("bucket", read)
 
 
-def _quota(gateway: Gateway, instance_type: str) -> Check:
-    """How many such machines training jobs may have at once, where Service Quotas tells."""
+def _quota(client: AwsClient, instance_type: str) -> Check:
+    """How many such machines training jobs may use at once, if Service Quotas lists it."""
     wanted = f"{instance_type} for training job usage"
     name = f"quota {instance_type}"
 
-    def look() -> Check:
+    def read() -> Check:
         more: dict[str, Any] = {}
         while True:
-            page = gateway.ask(
+            page = client.call(
                 "service-quotas", "list_service_quotas", "doctor", "quotas", ServiceCode="sagemaker", **more
             )
             for quota in page.get("Quotas", []):
@@ -92,32 +92,32 @@ def _quota(gateway: Gateway, instance_type: str) -> Check:
                     hint = "" if most else f"ask for more of `{wanted}` in Service Quotas"
                     return Check(name, most > 0, f"{most} at once", hint)
             if not page.get("NextToken"):
-                return Check(name, True, "not told by Service Quotas")
+                return Check(name, True, "Service Quotas does not list it")
             more = {"NextToken": page["NextToken"]}
 
-    return _tried(name, look, unseen="cannot be seen with these credentials, which is no harm")
+    return _checked(name, read, if_denied="not readable with these credentials, which is no problem")
 
 
-def _calls(gateway: Gateway) -> Iterator[Check]:
+def _calls(client: AwsClient) -> Iterator[Check]:
     def jobs() -> Check:
-        gateway.ask("sagemaker", "list_training_jobs", "doctor", "training jobs", MaxResults=1)
+        client.call("sagemaker", "list_training_jobs", "doctor", "training jobs", MaxResults=1)
         return Check("jobs", True, "training jobs can be listed")
 
     def logs() -> Check:
         try:
-            gateway.ask("logs", "describe_log_streams", "doctor", "logs", logGroupName=GROUP, limit=1)
+            client.call("logs", "describe_log_streams", "doctor", "logs", logGroupName=GROUP, limit=1)
         except RunNotFound:
-            return Check("logs", True, f"{GROUP} is not there yet: no training job has run in this region")
+            return Check("logs", True, f"{GROUP} does not exist yet: no training job has run in this region")
         return Check("logs", True, f"{GROUP} can be read")
 
-    yield _tried("jobs", jobs)
-    yield _tried("logs", logs)
+    yield _checked("jobs", jobs)
+    yield _checked("logs", logs)
 
 
-def _tried(name: str, look: Callable[[], Check], *, unseen: str = "") -> Check:
+def _checked(name: str, read: Callable[[], Check], *, if_denied: str = "") -> Check:
     try:
-        return look()
+        return read()
     except AuthError as exc:
-        return Check(name, True, unseen) if unseen else Check(name, False, exc.message, exc.hint or "")
+        return Check(name, True, if_denied) if if_denied else Check(name, False, exc.message, exc.hint or "")
     except AtollError as exc:
         return Check(name, False, exc.message, exc.hint or "")

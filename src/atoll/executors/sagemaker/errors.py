@@ -1,7 +1,7 @@
-"""Pure: what AWS says, in our errors. One table; the service's own exception stays the cause.
+"""Pure: translates exceptions of botocore into Atoll's errors; the original exception stays the cause.
 
-Not found, and not to be stopped, are told by code *and* message: SageMaker answers both with the ValidationException
-that a malformed request gets.
+"Not found" and "cannot be stopped" are recognized by code *and* message: SageMaker answers both with the same
+ValidationException as a malformed request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.errors import (
 
 EXECUTOR = "sagemaker"
 STALE = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
-"""Credentials that were good once; fresh ones may be."""
+"""Credentials that have expired; new ones may work."""
 _SKEWED = frozenset({"RequestTimeTooSkewed", "RequestExpired", "InvalidSignatureException"})
 _AUTH = STALE | {
     "AccessDenied",
@@ -40,7 +40,7 @@ _AUTH = STALE | {
     "UnauthorizedOperation",
     "UnrecognizedClientException",
 }
-_PASSING = frozenset(
+_TRANSIENT = frozenset(
     {
         "InternalFailure",
         "InternalServerError",
@@ -62,7 +62,7 @@ _THROTTLED = frozenset(
         "TooManyRequestsException",
     }
 )
-_FULL = frozenset({"ResourceLimitExceeded", "ServiceQuotaExceededException"})
+_QUOTA = frozenset({"ResourceLimitExceeded", "ServiceQuotaExceededException"})
 _MISSING = frozenset({"404", "ResourceNotFound", "ResourceNotFoundException", "NoSuchBucket"})
 _NOT_FOUND = re.compile(r"requested resource not found|could not find (requested )?(job|resource)", re.I)
 _IN_STATUS = re.compile(r"in status \W?(Completed|Failed|Stopped|Stopping|Deleting)\b")
@@ -71,12 +71,12 @@ _NO_ANSWER = ("HTTPClientError", "ConnectionError", "ResponseParserError", "Inco
 
 
 def code_of(exc: BaseException | None) -> str:
-    """The service's word for what is wrong; empty if it did not answer."""
+    """The error code of AWS; empty if AWS did not answer."""
     return str(_error(exc).get("Code", ""))
 
 
 def translated(exc: Exception, what: str, operation: str) -> AtollError:
-    """Our error for an exception of botocore. Raise it `from exc`."""
+    """Atoll's error for an exception of botocore. Raise it `from exc`."""
     kind, hint = _kind(exc), _hint(exc)
     if issubclass(kind, BackendError):
         return kind(f"{what}: {exc}", executor=EXECUTOR, operation=operation, hint=hint)
@@ -84,23 +84,23 @@ def translated(exc: Exception, what: str, operation: str) -> AtollError:
 
 
 def is_taken(error: BackendError) -> bool:
-    """Whether the name of a job is in use."""
+    """Whether the job name is in use."""
     return code_of(error.__cause__) == "ResourceInUse"
 
 
 def is_over_already(error: BackendError) -> bool:
-    """Whether a stop was refused because there is nothing left to stop."""
+    """Whether AWS refused a stop because the job is already over."""
     found = _error(error.__cause__)
     return found.get("Code") == "ValidationException" and bool(_IN_STATUS.search(str(found.get("Message", ""))))
 
 
 def is_throttled(error: BackendError) -> bool:
-    """Whether a call was turned away at the door, and so had no effect."""
+    """Whether AWS rejected the call because of its rate, so the call had no effect."""
     return code_of(error.__cause__) in _THROTTLED
 
 
 def is_stale(exc: Exception) -> bool:
-    """Whether fresh credentials may help."""
+    """Whether new credentials may help."""
     return code_of(exc) in STALE
 
 
@@ -109,11 +109,11 @@ def _kind(exc: Exception) -> type[AtollError]:
     if not found:
         return _kind_without_answer(exc)
     code, status = str(found.get("Code", "")), _http_status(exc)
-    if code in _FULL:
+    if code in _QUOTA:
         return CapacityError
     if code in _MISSING or (code == "ValidationException" and _NOT_FOUND.search(str(found.get("Message", "")))):
         return RunNotFound
-    if code in _THROTTLED or code in _PASSING or status == 429 or status >= 500:
+    if code in _THROTTLED or code in _TRANSIENT or status == 429 or status >= 500:
         return BackendUnavailable
     if code in _AUTH or status in (401, 403):
         return AuthError
@@ -132,17 +132,17 @@ def _kind_without_answer(exc: Exception) -> type[AtollError]:
 
 
 def _hint(exc: Exception) -> str | None:
-    code, words = code_of(exc), str(exc)
-    if code in _SKEWED and ("expired" in words.lower() or "skew" in words.lower() or "current" in words):
-        return "is the clock of this machine right? AWS takes a difference of five minutes"
+    code, text = code_of(exc), str(exc)
+    if code in _SKEWED and ("expired" in text.lower() or "skew" in text.lower() or "current" in text):
+        return "check the clock of this machine; AWS accepts a difference of five minutes"
     if code in STALE:
         return "your credentials have expired: log in again (`aws sso login`, or new keys), then repeat this"
     if code.startswith("AccessDenied"):
         return "docs/sagemaker.md has the policy that a launcher needs"
-    if code in _FULL:
+    if code in _QUOTA:
         return "ask for more in Service Quotas (`… for training job usage`), or choose another instance type"
     if code in _THROTTLED:
-        return "AWS turns away more calls than its limit; it works again in a while"
+        return "AWS limits the rate of calls; try again later"
     if not code and _kind(exc) is AuthError:
         return "no usable AWS credentials here: set AWS_PROFILE, log in, or set keys"
     return None

@@ -1,7 +1,8 @@
-"""SageMakerTrainingExecutor: each replica is a training job with one machine; they meet only in the store.
+"""SageMakerTrainingExecutor: each replica is a training job with one machine; replicas share only the store.
 
-A run is N jobs whose names begin with one label. The name is the idempotency key: SageMaker gives it out once, so a
-create that finds it taken either meets our own job (its launch token says so), and adopts it, or a conflict.
+A run is N jobs whose names begin with one label. The name is the idempotency key, because SageMaker accepts each name
+once. If a create finds the name taken, the launch token decides: the same token is this run's own job and is adopted,
+another token is a conflict.
 """
 
 from __future__ import annotations
@@ -12,22 +13,21 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.arguments import call_problems
 from atoll.context import RUN_ID, STORE, RunContext
 from atoll.errors import InvalidSpec, RunNotFound, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan
-from atoll.executors.sagemaker.doctor import checks
+from atoll.executors.sagemaker.client import AwsClient
+from atoll.executors.sagemaker.doctor import setup_checks
 from atoll.executors.sagemaker.errors import EXECUTOR
-from atoll.executors.sagemaker.gateway import Gateway
 from atoll.executors.sagemaker.jobs import Jobs
-from atoll.executors.sagemaker.launch import Launch
-from atoll.executors.sagemaker.logs import JobLog, followed, no_log
-from atoll.executors.sagemaker.request import CAPABILITIES, job_name, training_request
-from atoll.executors.sagemaker.settings import JobSettings
+from atoll.executors.sagemaker.logs import JobLog, follow_lines, no_log
+from atoll.executors.sagemaker.request import CAPABILITIES, JobSettings, job_name, training_request
 from atoll.executors.sagemaker.status import is_over, replica_status
+from atoll.executors.sagemaker.submit import Submission
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
+from atoll.validation import keyword_problems
 
 
 class SageMakerTrainingExecutor:
@@ -52,10 +52,10 @@ class SageMakerTrainingExecutor:
         clock: Clock = SYSTEM_CLOCK,
         **job: Any,
     ) -> None:
-        if problems := call_problems(JobSettings, (), job):
+        if problems := keyword_problems(JobSettings, job):
             raise InvalidSpec(f"settings of executor `{self.name}`", problems)
         self._settings = JobSettings(**job)
-        self._gateway = Gateway(
+        self._client = AwsClient(
             region=region,
             timeout_s=timeout_s,
             patience_s=patience_s,
@@ -64,36 +64,36 @@ class SageMakerTrainingExecutor:
             clock=clock,
             clients={"sagemaker": sagemaker_client, "logs": logs_client},
         )
-        self._jobs = Jobs(self._gateway, clock=clock, pause_s=pause_s, stop_s=stop_s)
+        self._jobs = Jobs(self._client, clock=clock, pause_s=pause_s, stop_s=stop_s)
         self._clock, self._pause_s, self._log_lag_s = clock, pause_s, log_lag_s
 
     def with_settings(self, **changes: Any) -> SageMakerTrainingExecutor:
-        """The same executor with other job settings."""
+        """A copy of this executor with other job settings."""
         other = copy(self)
         other._settings = replace(self._settings, **changes)
         return other
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
-        request, problems, notes = training_request(context, placement, self._settings, self._gateway.region)
+        request, problems, notes = training_request(context, placement, self._settings, self._client.region)
         if problems:
             raise Unsupported(self.name, context.run_id, problems)
         return Plan(self.name, context.run_id, placement.replicas, request, tuple(notes))
 
     def submit(self, plan: Plan) -> RunHandle:
         region, label = plan.request["region"], plan.request["label"]
-        Launch(self._jobs, self._gateway, plan).run()
+        Submission(self._jobs, self._client, plan).run()
         return RunHandle(self.name, region, label, plan.replicas)
 
     def status(self, handle: RunHandle) -> RunStatus:
-        found = self._jobs.look(handle.scope, handle.native_id, handle.replicas, explained=True)
+        found = self._jobs.find_all(handle.scope, handle.native_id, handle.replicas, with_reasons=True)
         return RunStatus(tuple(replica_status(rank, job) for rank, job in enumerate(found)))
 
     def cancel(self, handle: RunHandle) -> None:
-        def look() -> list[dict[str, Any]]:
-            found = self._jobs.look(handle.scope, handle.native_id, handle.replicas)
+        def find() -> list[dict[str, Any]]:
+            found = self._jobs.find_all(handle.scope, handle.native_id, handle.replicas)
             return [job for job in found if job is not None]
 
-        if refused := self._jobs.stop_all(handle.scope, look):
+        if refused := self._jobs.stop_all(handle.scope, find):
             error = next(iter(refused.values()))
             if len(refused) > 1:
                 error.add_note(f"not stopped: {', '.join(refused)}")
@@ -103,34 +103,39 @@ class SageMakerTrainingExecutor:
         if not 0 <= rank < handle.replicas:
             raise RunNotFound(f"run `{handle.native_id}` has no rank {rank}", executor=self.name, operation="logs")
         job = job_name(handle.native_id, rank)
-        log = JobLog(self._gateway, job, region=handle.scope)
+        log = JobLog(self._client, job, region=handle.scope)
         streams = log.streams()
-        found = None if streams else self._jobs.described(handle.scope, job)
+        found = None if streams else self._jobs.describe(handle.scope, job)
         if not streams and (found is None or (is_over(found) and not follow)):
             raise no_log(job)
         if follow:
-            yield from self._followed(log, handle, job, tail)
+
+            def is_job_over() -> bool:
+                found = self._jobs.describe(handle.scope, job)
+                return found is None or is_over(found)
+
+            yield from follow_lines(
+                log,
+                tail=tail,
+                is_over=is_job_over,
+                pause_s=self._pause_s,
+                lag_s=self._log_lag_s,
+                clock=self._clock,
+            )
         else:
             yield from log.new_lines(streams) if tail is None else log.last_lines(streams, tail)
 
     def origin(self, handle: RunHandle) -> RunContext | None:
-        job = self._jobs.described(handle.scope, job_name(handle.native_id, 0))
+        job = self._jobs.describe(handle.scope, job_name(handle.native_id, 0))
         variables = {} if job is None else job.get("Environment", {})
         known = RUN_ID in variables and STORE in variables
         return RunContext(variables[RUN_ID], variables[STORE]) if known else None
 
     def diagnose(self) -> list[Check]:
-        return checks(self._gateway, self._settings)
+        return setup_checks(self._client, self._settings)
 
     def billable_seconds(self, handle: RunHandle) -> list[int | None]:
-        """What each rank was billed, where SageMaker says so yet. One call for each rank."""
+        """The billed seconds of each rank, None where SageMaker does not report them yet. One call for each rank."""
         names = (job_name(handle.native_id, rank) for rank in range(handle.replicas))
-        found = (self._jobs.described(handle.scope, name) for name in names)
+        found = (self._jobs.describe(handle.scope, name) for name in names)
         return [None if job is None else job.get("BillableTimeInSeconds") for job in found]
-
-    def _followed(self, log: JobLog, handle: RunHandle, job: str, tail: int | None) -> Iterator[str]:
-        def over() -> bool:
-            found = self._jobs.described(handle.scope, job)
-            return found is None or is_over(found)
-
-        return followed(log, tail=tail, is_over=over, pause_s=self._pause_s, lag_s=self._log_lag_s, clock=self._clock)

@@ -1,85 +1,88 @@
-"""Jobs at the service: look at those of a run in as few calls as can be, and stop them."""
+"""The training jobs of a run: find them in as few calls as possible, and stop or delete them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
 from atoll.errors import BackendError, RunNotFound
+from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.errors import EXECUTOR, is_over_already
-from atoll.executors.sagemaker.gateway import Gateway
 from atoll.executors.sagemaker.request import job_name
 from atoll.executors.sagemaker.status import is_over, needs_description
 
 _PAGE = 100
 Job = dict[str, Any]
-"""What a list or a description says about a job; both use the same words."""
+"""A job as a list or a description returns it; both have the same field names."""
+
+log = logging.getLogger("atoll.executors")
 
 
 class Jobs:
-    """Asks and stops. All it remembers is why jobs that are over have failed, which cannot change."""
+    """Calls about jobs. It caches the descriptions of failed jobs, which cannot change any more."""
 
-    def __init__(self, gateway: Gateway, *, clock: Clock, pause_s: float, stop_s: float) -> None:
-        self._gateway, self._clock, self._pause_s, self._stop_s = gateway, clock, pause_s, stop_s
-        self._explained: dict[tuple[str, str, str], Job] = {}
+    def __init__(self, client: AwsClient, *, clock: Clock, pause_s: float, stop_s: float) -> None:
+        self._client, self._clock, self._pause_s, self._stop_s = client, clock, pause_s, stop_s
+        self._reasons: dict[tuple[str, str, str], Job] = {}
 
-    def look(self, region: str, label: str, replicas: int, *, explained: bool = False) -> list[Job | None]:
-        """Each rank's job, None where the service knows none.
+    def find_all(self, region: str, label: str, replicas: int, *, with_reasons: bool = False) -> list[Job | None]:
+        """Each rank's job, None where SageMaker has none.
 
-        One list for a hundred jobs. A description only where the list says too little: a job it does not have (yet),
-        and with `explained`, one that failed.
+        One list call covers a hundred jobs. A describe call follows only for a job that the list does not have (yet)
+        and, with `with_reasons`, for a job whose summary does not say why it ended.
         """
         listed = {str(job["TrainingJobName"]): job for job in self._list(region, label)}
         names = [job_name(label, rank) for rank in range(replicas)]
-        found = {name: listed.get(name) or self.described(region, name) for name in names}
+        found = {name: listed.get(name) or self.describe(region, name) for name in names}
         missing = [name for name in names if found[name] is None]
         if missing:
-            self._clock.sleep(self._pause_s)  # what was just made may be seen late; "lost" is said only after two looks
-            found |= {name: self.described(region, name) for name in missing}
+            self._clock.sleep(self._pause_s)  # a new job may be visible late: a job is LOST only after two looks
+            found |= {name: self.describe(region, name) for name in missing}
         jobs = [found[name] for name in names]
-        return [self._explain(region, job) if explained and job else job for job in jobs]
+        return [self._with_reason(region, job) if with_reasons and job else job for job in jobs]
 
-    def described(self, region: str, name: str) -> Job | None:
-        """All that is known of one job; None if the service has none of that name."""
+    def describe(self, region: str, name: str) -> Job | None:
+        """The description of one job; None if SageMaker has no job of that name."""
         try:
-            return self._ask("describe_training_job", "status", name, region)
+            return self._call("describe_training_job", "status", name, region)
         except RunNotFound:
             return None
 
     def tags(self, region: str, arn: str) -> dict[str, str]:
-        answer = self._gateway.ask(
+        answer = self._client.call(
             "sagemaker", "list_tags", "submit", f"tags of `{arn}`", region=region, ResourceArn=arn
         )
         return {str(tag["Key"]): str(tag["Value"]) for tag in answer.get("Tags", [])}
 
     def delete(self, region: str, name: str) -> None:
-        """Have the service forget a job that is over; its name is free again when this returns."""
+        """Delete a job that is over; its name is free again when this returns."""
         try:
-            self._ask("delete_training_job", "submit", name, region)
+            self._call("delete_training_job", "submit", name, region)
         except RunNotFound:
-            return  # gone already, perhaps by an earlier try whose answer was lost
+            return  # already deleted, perhaps by an earlier try whose answer was lost
         except AttributeError as exc:
-            raise BackendError("this boto3 cannot delete jobs", executor=EXECUTOR, operation="submit") from exc
-        self.await_gone(region, name)
+            raise BackendError("this boto3 is too old to delete jobs", executor=EXECUTOR, operation="submit") from exc
+        self.wait_until_deleted(region, name)
 
-    def await_gone(self, region: str, name: str) -> None:
-        """Returns when the service knows no job of that name."""
+    def wait_until_deleted(self, region: str, name: str) -> None:
+        """Wait until SageMaker has no job of that name."""
         deadline, pauses = Deadline(self._stop_s, self._clock), backoff(self._pause_s, cap_s=5 * self._pause_s)
-        while self.described(region, name) is not None:
+        while self.describe(region, name) is not None:
             if deadline.is_past:
                 raise BackendError(f"job `{name}` is not deleted", executor=EXECUTOR, operation="submit")
             deadline.sleep(next(pauses))
 
-    def stop_all(self, region: str, look: Callable[[], Iterable[Job]]) -> dict[str, BackendError]:
-        """Ask whatever is not over to stop, and watch until it is. Returns what could not be stopped, and why."""
+    def stop_all(self, region: str, find: Callable[[], Iterable[Job]]) -> dict[str, BackendError]:
+        """Stop every job that is not over, and wait until all are. Returns the jobs that did not stop, and why."""
         refused: dict[str, BackendError] = {}
         deadline, pauses = Deadline(self._stop_s, self._clock), backoff(self._pause_s / 4, cap_s=5 * self._pause_s)
         while True:
-            going = [job for job in look() if not is_over(job) and job["TrainingJobName"] not in refused]
-            if not going:
+            running = [job for job in find() if not is_over(job) and job["TrainingJobName"] not in refused]
+            if not running:
                 return refused
-            for job in going:
+            for job in running:
                 name = str(job["TrainingJobName"])
                 if deadline.is_past:
                     message = f"job `{name}` does not stop: it is {job['TrainingJobStatus']} after {self._stop_s:g} s"
@@ -89,32 +92,33 @@ class Jobs:
             self._clock.sleep(next(pauses))
 
     def _stop(self, region: str, name: str) -> BackendError | None:
-        """Ask one job to stop. Quiet if it is over or gone; what else was in the way is returned."""
+        """Request the stop of one job. Returns the error, or None also if the job is over or deleted."""
+        log.info("stop job `%s`", name)
         try:
-            self._ask("stop_training_job", "cancel", name, region)
+            self._call("stop_training_job", "cancel", name, region)
         except RunNotFound as exc:
-            found = self.described(region, name)
+            found = self.describe(region, name)
             return exc if found is not None and not is_over(found) else None
         except BackendError as exc:
             return None if is_over_already(exc) else exc
         return None
 
-    def _explain(self, region: str, job: Job) -> Job:
+    def _with_reason(self, region: str, job: Job) -> Job:
         if not needs_description(job):
             return job
         key = (region, str(job["TrainingJobName"]), str(job.get("CreationTime")))
-        if key not in self._explained:
-            found = self.described(region, key[1])
+        if key not in self._reasons:
+            found = self.describe(region, key[1])
             if found is None or not is_over(found):
                 return job
-            self._explained[key] = found
-        return self._explained[key]
+            self._reasons[key] = found
+        return self._reasons[key]
 
     def _list(self, region: str, label: str) -> list[Job]:
         found: list[Job] = []
         more: dict[str, Any] = {}
         while True:
-            answer = self._gateway.ask(
+            answer = self._client.call(
                 "sagemaker",
                 "list_training_jobs",
                 "status",
@@ -131,6 +135,6 @@ class Jobs:
                 return found
             more = {"NextToken": str(answer["NextToken"])}
 
-    def _ask(self, verb: str, operation: str, name: str, region: str) -> Job:
+    def _call(self, verb: str, operation: str, name: str, region: str) -> Job:
         what = f"{verb.partition('_')[0]} job `{name}`"
-        return self._gateway.ask("sagemaker", verb, operation, what, region=region, TrainingJobName=name)
+        return self._client.call("sagemaker", verb, operation, what, region=region, TrainingJobName=name)

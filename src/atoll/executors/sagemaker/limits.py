@@ -1,13 +1,13 @@
-"""Pure: the limits of CreateTrainingJob. Checked here, because botocore checks no maximum, no pattern, no two fields.
+"""Pure: the limits of CreateTrainingJob. botocore checks no maximum, no pattern and no rule between two fields.
 
-The table mirrors botocore's service model; a test compares every row with the one that is installed.
+The table mirrors botocore's service model; a test compares every row with the installed model.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 MOST_RUNTIME_S = 28 * 86_400
@@ -18,7 +18,7 @@ _AS_PYTHON = {_TAG: rf"[\w{_SPACES}.:/=+\-@]*"}
 
 @dataclass(frozen=True)
 class Text:
-    """A string: its length and pattern, and what the user calls it."""
+    """A string: its length and pattern. `word` is the name of the user's setting."""
 
     least: int
     most: int
@@ -35,7 +35,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few words that only we choose, or a yes or no."""
+    """A boolean, or a value that only Atoll chooses."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ class Fields:
     """A structure."""
 
     members: Mapping[str, Any]
-    required: frozenset[str] = field(default_factory=frozenset)
 
 
 _S3 = r"(https|s3)://([^/]+)/?(.*)"
@@ -79,12 +78,10 @@ CREATE_TRAINING_JOB = Fields(
                 "TrainingInputMode": Choice(),
                 "ContainerEntrypoint": Each(Text(0, 256, ".*"), 1, 100),
             },
-            frozenset({"TrainingInputMode"}),
         ),
         "RoleArn": Text(20, 2048, r"arn:aws[a-z\-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "role_arn"),
         "OutputDataConfig": Fields(
             {"S3OutputPath": Text(0, 1024, _S3, "output_s3_path"), "KmsKeyId": Text(0, 2048, _KMS, "output_kms_key")},
-            frozenset({"S3OutputPath"}),
         ),
         "ResourceConfig": Fields(
             {
@@ -100,7 +97,6 @@ CREATE_TRAINING_JOB = Fields(
                 "SecurityGroupIds": Each(Text(0, 32, _ID), 1, 5, "security_group_ids"),
                 "Subnets": Each(Text(0, 32, _ID), 1, 16, "subnets"),
             },
-            frozenset({"SecurityGroupIds", "Subnets"}),
         ),
         "StoppingCondition": Fields(
             {
@@ -109,9 +105,7 @@ CREATE_TRAINING_JOB = Fields(
                 "MaxPendingTimeInSeconds": Number(1800, 2_419_200, "max_pending_s"),
             }
         ),
-        "Tags": Each(
-            Fields({"Key": Text(1, 128, _TAG), "Value": Text(0, 256, _TAG)}, frozenset({"Key", "Value"})), 0, 50, "tags"
-        ),
+        "Tags": Each(Fields({"Key": Text(1, 128, _TAG), "Value": Text(0, 256, _TAG)}), 0, 50, "tags"),
         "EnableNetworkIsolation": Choice(),
         "EnableManagedSpotTraining": Choice(),
         "CheckpointConfig": Fields(
@@ -119,26 +113,20 @@ CREATE_TRAINING_JOB = Fields(
                 "S3Uri": Text(0, 1024, _S3, "checkpoint_s3_uri"),
                 "LocalPath": Text(0, 4096, ".*", "checkpoint_local_path"),
             },
-            frozenset({"S3Uri"}),
         ),
-        "Environment": Pairs(
-            Text(0, 512, r"[a-zA-Z_][a-zA-Z0-9_]*"), Text(0, 512, r"[\S\s]*"), 100, "env"
-        ),
-        "RetryStrategy": Fields(
-            {"MaximumRetryAttempts": Number(1, 30, "retry_attempts")}, frozenset({"MaximumRetryAttempts"})
-        ),
+        "Environment": Pairs(Text(0, 512, r"[a-zA-Z_][a-zA-Z0-9_]*"), Text(0, 512, r"[\S\s]*"), 100, "env"),
+        "RetryStrategy": Fields({"MaximumRetryAttempts": Number(1, 30, "retry_attempts")}),
     },
-    frozenset({"TrainingJobName", "RoleArn", "OutputDataConfig"}),
 )  # fmt: skip
 
 
 def limit_problems(body: Mapping[str, Any]) -> list[str]:
-    """Every limit that a request breaks, each with the user's name for it, the value and the rule."""
+    """Every limit that a request breaks: the name of the user's setting, the value and the rule."""
     return [*_problems(body, CREATE_TRAINING_JOB, ""), *_cross_problems(body)]
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether the whole text fits a pattern of the service model."""
+    """Whether the whole text matches a pattern of the service model."""
     return re.fullmatch(_AS_PYTHON.get(pattern, pattern), text) is not None
 
 
@@ -150,12 +138,12 @@ def _problems(value: Any, shape: Any, where: str) -> Iterator[str]:
         yield from _number_problems(value, shape, word)
     elif isinstance(shape, Each):
         if not shape.least <= len(value) <= shape.most:
-            yield f"{word}: {len(value)} of them; SageMaker takes {shape.least} to {shape.most}"
+            yield f"{word}: {len(value)} items; SageMaker takes {shape.least} to {shape.most}"
         for index, item in enumerate(value):
             yield from _problems(item, shape.item, f"{word}[{index}]")
     elif isinstance(shape, Pairs):
         if len(value) > shape.most:
-            yield f"{word}: {len(value)} variables, ours among them; SageMaker takes at most {shape.most}"
+            yield f"{word}: {len(value)} variables, those of Atoll included; SageMaker takes at most {shape.most}"
         for key, text in value.items():
             yield from _text_problems(key, shape.key, f"{word}.{_short(key)}")
             yield from _text_problems(text, shape.value, f"{word}.{_short(key)}")
@@ -182,18 +170,20 @@ def _number_problems(value: Any, shape: Number, word: str) -> Iterator[str]:
 
 
 def _cross_problems(body: Mapping[str, Any]) -> Iterator[str]:
-    """Rules between fields, and those that the service model does not hold."""
+    """Rules between fields, and rules that the service model does not have."""
     stopping = body["StoppingCondition"]
     runtime, wait = stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds")
     if runtime > MOST_RUNTIME_S:
-        yield f"timeout_s={runtime}: a training job ends after {MOST_RUNTIME_S} s (28 days) at the latest"
+        yield f"timeout_s={runtime}: a training job runs at most {MOST_RUNTIME_S} s (28 days)"
     if wait is not None and wait < runtime:
-        yield f"max_wait_s={wait}: not below timeout_s={runtime}: it is the limit and the waiting together"
+        yield f"max_wait_s={wait}: must not be below timeout_s={runtime}, because it includes the run time"
     if body["ResourceConfig"]["VolumeSizeInGB"] < 1:
         yield f"volume_size_gb={body['ResourceConfig']['VolumeSizeInGB']}: at least 1"
     keys = [tag["Key"].lower() for tag in body["Tags"]]
-    yield from (f"tags.{key}: there twice, as SageMaker reads it" for key in sorted(set(keys)) if keys.count(key) > 1)
-    yield from (f"tags.{key}: names that begin with `aws:` are Amazon's" for key in keys if key.startswith("aws:"))
+    yield from (f"tags.{key}: given twice; SageMaker ignores case" for key in sorted(set(keys)) if keys.count(key) > 1)
+    yield from (
+        f"tags.{key}: names that begin with `aws:` are reserved for AWS" for key in keys if key.startswith("aws:")
+    )
 
 
 def _short(text: str) -> str:

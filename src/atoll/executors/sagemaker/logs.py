@@ -1,7 +1,7 @@
 """A job's output in CloudWatch: one stream for each start of its container, merged by time.
 
-Streams are found by prefix in the order of their names: CloudWatch refuses a prefix together with the order of events.
-An empty page is not the end of a stream; the same token twice is.
+Streams are listed by prefix in the order of their names: CloudWatch refuses a prefix together with the order of events.
+A stream ends where CloudWatch returns the same token twice; an empty page is not the end.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from typing import Any
 
 from atoll._time import Clock, Deadline
 from atoll.errors import RunNotFound
+from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.errors import EXECUTOR
-from atoll.executors.sagemaker.gateway import Gateway
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 _PAGE = 10_000
 Event = tuple[int, str]
-"""A time in milliseconds, and what was written."""
+"""A time in milliseconds, and the text."""
 
 
 class JobLog:
-    """The output of one job. Remembers how far it was read."""
+    """The output of one job, and how far it has been read."""
 
-    def __init__(self, gateway: Gateway, job: str, *, region: str | None) -> None:
-        self._gateway, self.job, self._region = gateway, job, region
+    def __init__(self, client: AwsClient, job: str, *, region: str | None) -> None:
+        self._client, self.job, self._region = client, job, region
         self._read: dict[str, str] = {}
-        """Stream -> the token after what was read of it."""
+        """Stream -> the token after the last page that was read."""
 
     def streams(self) -> list[str]:
-        """Names of the streams, oldest first. `RunNotFound` if not even the group of all training jobs is there."""
+        """Names of the streams, oldest first. `RunNotFound` if the log group of training jobs does not exist."""
         found: list[str] = []
         more: dict[str, str] = {}
         while True:
-            page = self._ask("describe_log_streams", logStreamNamePrefix=f"{self.job}/", **more)
+            page = self._call("describe_log_streams", logStreamNamePrefix=f"{self.job}/", **more)
             found += [str(stream["logStreamName"]) for stream in page.get("logStreams", [])]
             if not page.get("nextToken"):
                 return sorted(found)
             more = {"nextToken": str(page["nextToken"])}
 
     def new_lines(self, streams: Iterable[str]) -> list[str]:
-        """What was not read before, of all streams, in the order of time."""
+        """Lines of all streams that were not read before, ordered by time."""
         return list(_lines(_merged(self._forward(stream) for stream in streams)))
 
     def last_lines(self, streams: Iterable[str], count: int) -> list[str]:
-        """The last `count` lines, read from the end: a long log is not read to its beginning."""
+        """The last `count` lines, read from the end of the log."""
         lines = list(_lines(_merged(self._backward(stream, count) for stream in streams)))
         return lines[len(lines) - min(count, len(lines)) :]
 
@@ -55,7 +55,7 @@ class JobLog:
         while True:
             token = self._read.get(stream)
             more = {"nextToken": token} if token else {}
-            page = self._ask("get_log_events", logStreamName=stream, startFromHead=True, limit=_PAGE, **more)
+            page = self._call("get_log_events", logStreamName=stream, startFromHead=True, limit=_PAGE, **more)
             events += _events(page)
             self._read[stream] = str(page["nextForwardToken"])
             if self._read[stream] == token:
@@ -67,29 +67,29 @@ class JobLog:
         while sum(map(len, pages)) < count:
             more = {"nextToken": token} if token else {}
             limit = min(_PAGE, max(1, count))
-            page = self._ask("get_log_events", logStreamName=stream, startFromHead=False, limit=limit, **more)
+            page = self._call("get_log_events", logStreamName=stream, startFromHead=False, limit=limit, **more)
             pages.append(_events(page))
             if str(page["nextBackwardToken"]) == token:
                 break
             token = str(page["nextBackwardToken"])
         return list(chain.from_iterable(reversed(pages)))
 
-    def _ask(self, verb: str, **body: Any) -> dict[str, Any]:
+    def _call(self, verb: str, **body: Any) -> dict[str, Any]:
         what = f"log of `{self.job}`"
-        return self._gateway.ask("logs", verb, "logs", what, region=self._region, logGroupName=GROUP, **body)
+        return self._client.call("logs", verb, "logs", what, region=self._region, logGroupName=GROUP, **body)
 
 
-def followed(
+def follow_lines(
     log: JobLog, *, tail: int | None, is_over: Callable[[], bool], pause_s: float, lag_s: float, clock: Clock
 ) -> Iterator[str]:
-    """Lines as they come, until the job has been over for `lag_s` and nothing new came: delivery takes a while.
+    """Lines as CloudWatch delivers them, until the job has been over for `lag_s` without a new line.
 
-    `RunNotFound` if by then there is not even an empty stream.
+    `RunNotFound` if no stream exists by then.
     """
     is_first = True
     end: Deadline | None = None
     while True:
-        over = is_over()  # before reading: what is written after this is read next time
+        over = is_over()  # before reading: what is written later is read in the next iteration
         streams = log.streams()
         lines = log.new_lines(streams)
         if is_first and tail is not None:
@@ -106,7 +106,7 @@ def followed(
 
 
 def no_log(job: str) -> RunNotFound:
-    """CloudWatch has nothing of a job: the caller may look in the store."""
+    """The error for a job without a log in CloudWatch; the caller may read the store instead."""
     return RunNotFound(f"CloudWatch has no log of job `{job}`", executor=EXECUTOR, operation="logs")
 
 

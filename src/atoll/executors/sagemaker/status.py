@@ -1,4 +1,4 @@
-"""Pure: what SageMaker says about a job -> what we say about a replica."""
+"""Pure: the status of a replica from SageMaker's summary or description of its job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from atoll.status import Reason, ReplicaState, ReplicaStatus
 
-# Secondary words of a job in progress. They are "subject to change": an unknown one is a job that runs.
-_ON_THE_WAY: dict[str, Reason] = {
+# Secondary statuses of a job in progress. SageMaker may add others: an unknown one means that the job runs.
+_PENDING: dict[str, Reason] = {
     "Pending": Reason.WAITING,
     "Starting": Reason.STARTING,
     "LaunchingMLInstances": Reason.STARTING,
@@ -19,7 +19,7 @@ _ON_THE_WAY: dict[str, Reason] = {
     "Interrupted": Reason.RESTARTING,
     "Restarting": Reason.RESTARTING,
 }
-# Secondary words of a job that was stopped, where that was nobody's wish.
+# Secondary statuses of a stopped job that was not cancelled by a user.
 _NOT_CANCELLED: dict[str, Reason] = {
     "MaxRuntimeExceeded": Reason.TIMEOUT,
     "MaxWaitTimeExceeded": Reason.TIMEOUT,
@@ -33,28 +33,28 @@ OVER = frozenset({"Completed", "Failed", "Stopped"})
 
 
 def is_over(job: Mapping[str, Any]) -> bool:
-    """Whether nothing of the job runs any more. A job that is being deleted was over before."""
+    """Whether the job does not run any more. A job that is being deleted was over before."""
     return job["TrainingJobStatus"] in OVER or job["TrainingJobStatus"] == "Deleting"
 
 
 def needs_description(job: Mapping[str, Any]) -> bool:
-    """Whether a summary does not say enough: why a job failed, or whether it was told to stop."""
+    """Whether the summary lacks the reason of a failure or of a stop."""
     if job["TrainingJobStatus"] == "Failed":
         return "FailureReason" not in job
     return job["TrainingJobStatus"] == "Stopped" and not job.get("SecondaryStatus")
 
 
 def replica_status(rank: int, job: Mapping[str, Any] | None) -> ReplicaStatus:
-    """One rank, from the summary or description of its job; None if SageMaker does not know it."""
+    """The status of one rank. `job` is None if SageMaker has no such job."""
     if job is None:
-        return ReplicaStatus(rank, ReplicaState.LOST, Reason.LOST, "SageMaker has no such job any more")
+        return ReplicaStatus(rank, ReplicaState.LOST, Reason.LOST, "SageMaker no longer has this job")
     state, reason, exit_code = _verdict(job)
     ended = job.get("TrainingEndTime") if state.is_terminal else None
     return ReplicaStatus(
         rank,
         state,
         reason,
-        _words(job),
+        _message(job),
         exit_code,
         native_id=str(job["TrainingJobName"]),
         started_at=_seconds(job.get("TrainingStartTime")),
@@ -70,48 +70,48 @@ def _verdict(job: Mapping[str, Any]) -> tuple[ReplicaState, Reason, int | None]:
         return ReplicaState.FAILED, *failure(str(job.get("FailureReason") or ""))
     if status == "Stopped":
         reason = next((_NOT_CANCELLED[word] for word in (secondary, *_past(job)) if word in _NOT_CANCELLED), None)
-        is_wish = reason is None or (secondary == "Stopped" and reason is Reason.PREEMPTED)
-        if is_wish:
+        is_cancelled = reason is None or (secondary == "Stopped" and reason is Reason.PREEMPTED)
+        if is_cancelled:
             return ReplicaState.CANCELLED, Reason.CANCELLED, None
         return ReplicaState.FAILED, reason or Reason.TIMEOUT, None
     if status == "Deleting":
         return ReplicaState.LOST, Reason.LOST, None
-    if status == "InProgress" and secondary in _ON_THE_WAY:
-        return ReplicaState.PENDING, _ON_THE_WAY[secondary], None
+    if status == "InProgress" and secondary in _PENDING:
+        return ReplicaState.PENDING, _PENDING[secondary], None
     return ReplicaState.RUNNING, Reason.OK, None
 
 
-def failure(words: str) -> tuple[Reason, int | None]:
-    """Why a job failed and with which exit code, from the first words of `FailureReason`."""
-    found = _EXIT_CODE.search(words)
+def failure(text: str) -> tuple[Reason, int | None]:
+    """Why a job failed and with which exit code, from its `FailureReason`."""
+    found = _EXIT_CODE.search(text)
     code = int(found[1]) if found else None
-    kind = words.partition(":")[0].strip()
+    kind = text.partition(":")[0].strip()
     if kind == "CapacityError":
         return Reason.CAPACITY, code
     if kind == "InternalServerError":
         return Reason.BACKEND, code
-    if _QUOTA.search(kind) or (kind == "ClientError" and _QUOTA.search(words)):
+    if _QUOTA.search(kind) or (kind == "ClientError" and _QUOTA.search(text)):
         return Reason.QUOTA, code
-    if _OOM.search(words):
+    if _OOM.search(text):
         return Reason.OOM, code
-    if kind == "ClientError" and _IMAGE.search(words):
+    if kind == "ClientError" and _IMAGE.search(text):
         return Reason.IMAGE, code
     return (Reason.KILLED if code is not None and code > 128 else Reason.USER_ERROR), code
 
 
 def _past(job: Mapping[str, Any]) -> list[str]:
-    """Secondary words a described job has had, newest first."""
+    """Earlier secondary statuses of a described job, newest first."""
     return [str(each.get("Status", "")) for each in reversed(job.get("SecondaryStatusTransitions") or [])]
 
 
-def _words(job: Mapping[str, Any]) -> str:
-    """The service's own words, and what it billed where it says so."""
+def _message(job: Mapping[str, Any]) -> str:
+    """SageMaker's own status and failure reason, and the billed seconds if it reports them."""
     status, secondary = str(job["TrainingJobStatus"]), str(job.get("SecondaryStatus") or "")
-    said = status if secondary in ("", status) else f"{status}, {secondary}"
+    text = status if secondary in ("", status) else f"{status}, {secondary}"
     if reason := job.get("FailureReason"):
-        said = f"{said}: {reason}"
+        text = f"{text}: {reason}"
     billed = job.get("BillableTimeInSeconds")
-    return said if billed is None else f"{said} ({billed} s billed)"
+    return text if billed is None else f"{text} ({billed} s billed)"
 
 
 def _seconds(moment: Any) -> float | None:

@@ -1,0 +1,231 @@
+"""The options of `run` and `plan`; `draft` merges them with the configuration into a checked draft of a run.
+
+Also the options and value formats that several commands share.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import click
+
+from atoll import units
+from atoll.cli.output import Output, cut
+from atoll.errors import ConfigError, Problems
+from atoll.runs import config
+from atoll.runs.config import FIELDS
+from atoll.runs.run import Draft, prepare
+
+F = TypeVar("F", bound=Callable[..., Any])
+_RANKS = re.compile(r"(\d+)(?:-(\d+))?\Z")
+_MOST_CHARACTERS = 100
+"""Characters that `announce` shows of an argument."""
+_OBJECT_HINT = 'write names and values, such as {"lr": 0.001, "steps": 100}'
+
+
+def duration(text: str) -> float:
+    """Seconds, from `90`, `90s`, `15m`, `2h` or `1d`."""
+    try:
+        return units.parse_duration(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"`{text}`: {exc}.") from exc
+
+
+def complete_run(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The run ids of the local index that begin so."""
+    from atoll.runs.index import everything
+
+    return [known.run_id for known in everything() if known.run_id.startswith(incomplete)]
+
+
+def complete_backend(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from atoll.registry import known
+
+    return [name for name in known("executor") if name.startswith(incomplete)]
+
+
+run_argument = click.argument("run", shell_complete=complete_run)
+
+store_option = click.option(
+    "--store", metavar="URI", help="The store of the run; not needed for runs started on this machine."
+)
+
+
+def pairs(given: Sequence[str], option: str, *, as_json: bool = False) -> dict[str, Any]:
+    """`("a=1", "b=x")` as a mapping; with `as_json`, values that are valid JSON are parsed, others stay text."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{option} {text}: write it as `{option} NAME=VALUE`")
+        if name in found:
+            raise ConfigError(f"{option} {name} is given twice", hint="leave one out")
+        found[name] = json_or_text(value) if as_json else value
+    return found
+
+
+def json_or_text(value: str) -> Any:
+    """The value of `3`, `1e-3`, `true`, `[1, 2]` or `"3"`; any text that is not JSON stays as it is."""
+    try:
+        return json.loads(value, parse_constant=_not_a_constant)
+    except ValueError:
+        return value
+
+
+def _not_a_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def ranks(text: str, replicas: int) -> list[int]:
+    """The ranks of `all`, `2` or `0-3,7`, in order, each once."""
+    if text == "all":
+        return list(range(replicas))
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANKS.match(part.strip())
+        if match is None:
+            raise ConfigError(f"--rank {text}: write `all`, a rank such as `2`, or several such as `0-3,7`")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last >= replicas:
+            raise ConfigError(f"--rank {part.strip()}: this run has ranks 0 to {replicas - 1}")
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.argument("entry", required=False),
+    click.option("-n", "--replicas", type=int, metavar="N", help="Number of replicas.  [default: 1]"),
+    click.option("--on", metavar="BACKEND", shell_complete=complete_backend, help="The backend.  [default: local]"),
+    click.option("--store", metavar="URI", help="The store: a folder, s3://bucket/prefix, ..."),
+    click.option(
+        "--arg", "arg", multiple=True, metavar="NAME=VALUE", help="An argument: parsed if it is JSON, otherwise text."
+    ),
+    click.option("--args-json", metavar="JSON", help="Arguments as one JSON object."),
+    click.option("--args-file", metavar="FILE", help="Arguments as a JSON file; - is stdin."),
+    click.option("--gpu", metavar="NAME[:N]", help="GPUs for each replica, such as H100:8."),
+    click.option("--cpus", type=float, metavar="N", help="CPU cores for each replica."),
+    click.option("--memory-gib", type=float, metavar="GIB", help="Memory for each replica."),
+    click.option("--image", metavar="IMAGE", help="The container image."),
+    click.option(
+        "--timeout", type=duration, metavar="TIME", help="Time limit of a replica: 90, 90s, 15m, 2h, 1d.  [default: 1d]"
+    ),
+    click.option(
+        "--grace", type=duration, metavar="TIME", help="Time for a replica to stop before it is killed.  [default: 10s]"
+    ),
+    click.option(
+        "--max-restarts", type=int, metavar="N", help="How often a failed replica is restarted.  [default: 0]"
+    ),
+    click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the replicas."),
+    click.option("--secret", multiple=True, metavar="NAME=REF", help="A secret by reference, such as env:HF_TOKEN."),
+    click.option("--rank-env", metavar="NAME", help="An additional variable that holds the rank."),
+    click.option("--run-id", metavar="ID", help="With the same id and content, an existing run is adopted."),
+    click.option("--workspace", metavar="DIR", help="Send this folder as a code bundle."),
+    click.option("--setting", multiple=True, metavar="NAME=VALUE", help="A setting of the backend."),
+    click.option("--profile", metavar="NAME", help="A [profiles.NAME] table of atoll.toml."),
+]
+
+
+def run_options(function: F) -> F:
+    """Add the options of `run` and `plan` to a command."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -> Draft:
+    """Check the options and plan the run; nothing is started and nothing is written."""
+    problems = Problems()
+    flags = {name: options[name] for name in FIELDS if options[name] is not None}
+    tables: dict[str, Callable[[], dict[str, Any]]] = {
+        "args": lambda: _arguments(options),
+        "env": lambda: pairs(options["env"], "--env"),
+        "secrets": lambda: pairs(options["secret"], "--secret"),
+    }
+    for table, read in tables.items():
+        flags |= {f"{table}.{name}": value for name, value in (problems.trying(read) or {}).items()}
+    own = problems.trying(lambda: pairs(options["setting"], "--setting", as_json=True))
+    settings = problems.trying(lambda: config.load(profile=options["profile"], flags=flags))
+    problems.raise_any("this run")
+    assert settings is not None
+    for warning in settings.warnings:
+        out.say(f"warning: {warning}")
+    launch = settings.launch_options()
+    launch["settings"] = {**launch.get("settings", {}), **(own or {})}
+    if "entry" not in launch:
+        raise ConfigError("no entry point", hint="name it: `atoll run module:function`, or `entry = ...` in atoll.toml")
+    return prepare(**launch, argv=tuple(script_args), run_id=options["run_id"])
+
+
+def announce(out: Output, made: Draft) -> None:
+    """Print what is about to start."""
+    placement = made.spec.placement
+    count = f"{placement.replicas} replica{'' if placement.replicas == 1 else 's'}"
+    gpu = f" with {placement.gpu}" if placement.gpu else ""
+    limit = units.duration_text(placement.timeout_s)
+    run_id = out.paint(made.spec.run_id, "bold", on_stderr=True)
+    out.say(f"{run_id}  {made.spec.task.entry} on {made.executor.name}: {count}{gpu}, at most {limit}")
+    out.say(out.paint(f"  store {made.store.uri}", "dim", on_stderr=True))
+    for line in _inputs(made):
+        out.say(out.paint(f"  {line}", "dim", on_stderr=True))
+    if made.bundle is not None:
+        out.say("\n".join(f"  {line}" for line in made.bundle.manifest.text().splitlines()))
+    for note in made.plan.notes:
+        out.say(f"  note: {note}")
+
+
+def _inputs(made: Draft) -> Iterator[str]:
+    """The arguments of the replicas, and the references, never the values, of their secrets."""
+    task, secrets = made.spec.task, made.spec.placement.secrets
+    if task.args:
+        yield "arguments " + ", ".join(f"{name}={_short(value)}" for name, value in task.args.items())
+    if task.argv:
+        yield f"script arguments {' '.join(map(shlex.quote, task.argv))}"
+    if secrets:
+        yield "secrets " + ", ".join(f"{name} from {reference}" for name, reference in secrets.items())
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return cut(text if text.isprintable() else json.dumps(value), _MOST_CHARACTERS)
+
+
+def draft_json(made: Draft) -> dict[str, Any]:
+    """The draft for programs."""
+    bundle = asdict(made.bundle.manifest) if made.bundle is not None else None
+    return {"plan": made.plan.to_json(), "spec": made.spec.to_json(), "store": made.store.uri, "bundle": bundle}
+
+
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments: `--arg` overrides `--args-json`, which overrides `--args-file`."""
+    found: dict[str, Any] = {}
+    if (path := options["args_file"]) is not None:
+        found |= _object(_read(path), f"--args-file {path}")
+    if (text := options["args_json"]) is not None:
+        found |= _object(text, "--args-json")
+    return found | pairs(options["arg"], "--arg", as_json=True)
+
+
+def _read(path: str) -> str:
+    try:
+        if path == "-":
+            return sys.stdin.read()
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--args-file {path}: {exc}") from exc
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"{where}: not JSON: {exc}", hint=_OBJECT_HINT) from exc
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where}: not a JSON object", hint=_OBJECT_HINT)
+    return found

@@ -1,0 +1,166 @@
+"""Every call to AWS: limited in rate, retried while the error may be transient, with its errors translated.
+
+`AwsClient.call` is the only way from this package to boto3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
+from atoll.executors.sagemaker import errors
+from atoll.registry import require
+
+_EXTRA = "sagemaker"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+
+log = logging.getLogger("atoll.executors")
+
+
+class AwsClient:
+    """Clients of AWS services. botocore's own retries are off, because they ignore the rate limit and the clock."""
+
+    def __init__(
+        self,
+        *,
+        region: str | None,
+        timeout_s: float,
+        patience_s: float,
+        list_calls_per_s: float,
+        calls_per_s: float,
+        clock: Clock,
+        clients: Mapping[str, Any],
+    ) -> None:
+        self._boto3 = require("boto3", extra=_EXTRA)
+        vendor = require("botocore.exceptions", extra=_EXTRA)
+        parsers = require("botocore.parsers", extra=_EXTRA)
+        # A proxy's error page in place of an answer is a ResponseParserError, which is no BotoCoreError.
+        self._vendor_errors = (vendor.ClientError, vendor.BotoCoreError, parsers.ResponseParserError)
+        self._timeout_s, self._patience_s, self._clock = timeout_s, patience_s, clock
+        self._given = {service: client for service, client in clients.items() if client is not None}
+        self._made: dict[tuple[str, str | None], Any] = {}
+        self._lock = Lock()
+        self._session = self._new_session()
+        unknown = "" if "sagemaker" in self._given else None
+        self.region: str | None = region or _region_of(self._given) or self._session.region_name or unknown
+        """Empty if the caller gave a client whose region is unknown."""
+        self._list_limiter = RateLimiter(list_calls_per_s, clock=clock)
+        self._rate, self._limiters = calls_per_s, dict[str, RateLimiter]()
+
+    @property
+    def session(self) -> Any:
+        """The boto3 session: credentials and region, which need no call."""
+        return self._session
+
+    def call(
+        self,
+        service: str,
+        verb: str,
+        operation: str,
+        what: str,
+        *,
+        region: str | None = None,
+        tries: int | None = None,
+        **body: Any,
+    ) -> dict[str, Any]:
+        """Make one call and return its answer.
+
+        A transient error is retried for `patience_s`, or at most `tries` times for callers with a loop of their own.
+        Expired credentials are read again once.
+        """
+        deadline = self.deadline()
+        pauses = self.pauses()
+        renewed = False
+        while True:
+            self._limiter(service, verb).wait()
+            log.debug("call %s.%s (%s)", service, verb, what)
+            try:
+                return dict(getattr(self._client(service, region), verb)(**body))
+            except self._vendor_errors as exc:
+                error = errors.translated(exc, what, operation)
+                if errors.is_stale(exc) and not renewed:
+                    renewed = True
+                    log.info("credentials have expired; reading them again")
+                    self._renew()
+                    continue
+                tries = None if tries is None else tries - 1
+                if not getattr(error, "retryable", False) or tries == 0 or deadline.is_past:
+                    raise error from exc
+                log.info("retry %s.%s after %s", service, verb, errors.code_of(exc) or type(exc).__name__)
+            deadline.sleep(next(pauses))
+
+    def pauses(self) -> Iterator[float]:
+        """Growing pauses between tries, with jitter so that many launchers do not retry at once."""
+        return backoff(_FIRST_PAUSE_S, factor=2.0, cap_s=_LONGEST_PAUSE_S, jitter=0.5)
+
+    def deadline(self) -> Deadline:
+        """The end of the time for which a call is retried."""
+        return Deadline(self._patience_s, self._clock)
+
+    def _limiter(self, service: str, verb: str) -> RateLimiter:
+        """AWS limits list calls separately, and does not raise that limit."""
+        if verb == "list_training_jobs":
+            return self._list_limiter
+        with self._lock:
+            if service not in self._limiters:
+                self._limiters[service] = RateLimiter(self._rate, at_once=8, clock=self._clock)
+            return self._limiters[service]
+
+    def _client(self, service: str, region: str | None) -> Any:
+        if service in self._given:
+            return self._given[service]
+        where = (service, region or self.region)
+        with self._lock:
+            if where not in self._made:
+                config = require("botocore.config", extra=_EXTRA).Config(
+                    connect_timeout=min(10.0, self._timeout_s),
+                    read_timeout=self._timeout_s,
+                    retries={"mode": "standard", "total_max_attempts": 1},
+                )
+                self._made[where] = self._session.client(service, region_name=where[1], config=config)
+            return self._made[where]
+
+    def _renew(self) -> None:
+        """Read the credentials again: the user may have logged in since."""
+        with self._lock:
+            self._made.clear()
+            self._session = self._new_session()
+
+    def _new_session(self) -> Any:
+        inner = require("botocore.session", extra=_EXTRA).get_session()
+        inner.register_component("data_loader", _loader())
+        return self._boto3.Session(botocore_session=inner)
+
+
+class RateLimiter:
+    """A token bucket: `per_s` calls a second, and up to `at_once` together after a pause."""
+
+    def __init__(self, per_s: float, *, at_once: int = 2, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._per_s, self._at_once, self._clock = per_s, float(at_once), clock
+        self._tokens, self._seen_at = float(at_once), clock.monotonic()
+        self._lock = Lock()
+
+    def wait(self) -> None:
+        """Sleep until the next call may be made. Each caller reserves its token first, so it sleeps at most once."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._tokens = min(self._at_once, self._tokens + max(0.0, now - self._seen_at) * self._per_s) - 1.0
+            self._seen_at = now
+            pause = max(0.0, -self._tokens / self._per_s)
+        if pause > 0.0:
+            self._clock.sleep(pause)
+
+
+@cache
+def _loader() -> Any:
+    """One loader for the process: it caches the service models, which are large."""
+    return require("botocore.loaders", extra=_EXTRA).create_loader()
+
+
+def _region_of(clients: Mapping[str, Any]) -> str | None:
+    regions = [getattr(getattr(client, "meta", None), "region_name", None) for client in clients.values()]
+    return next((region for region in regions if isinstance(region, str)), None)

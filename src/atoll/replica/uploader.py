@@ -1,0 +1,356 @@
+"""The uploader: a process that copies what replicas write to the spool into the store, so it outlives the machine.
+
+It uploads logs in chunks (bounded in size and age), progress as heartbeats, and outcomes and results once. The
+supervisor forks it and sends it one line for each attempt that starts or ends (`UploaderLink`); it replies when an
+ended attempt is stored (`Uploader`). Uploading can start again after a crash: `AttemptUpload` asks the store first how
+much of a log it has. If the supervisor dies, the uploader ends the run's remaining processes and stores what they left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from atoll.errors import KeyExists, StoreError
+from atoll.keys import RunKeys
+from atoll.registry import open_store
+from atoll.replica import processes
+from atoll.replica.spool import Spool, read_record
+from atoll.stores.base import Store
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+_MAX_STARTS = 5
+_TICK_S, _RETRY_S, _RETRY_LIMIT_S = 0.25, 0.5, 60.0
+_CHUNK_BYTES, _CHUNK_AGE_S = 4 << 20, 5.0
+_BEAT_CHANGED_S, _BEAT_IDLE_S = 1.0, 10.0
+_INLINE_RESULT_BYTES = 64 << 10
+_LAST_LINE_BYTES = 4096
+
+log = logging.getLogger("atoll.replica")
+
+
+class UploaderLink:
+    """The supervisor's side: starts the uploader, sends it lines and reads replies. Never blocks."""
+
+    def __init__(self, spool: Spool, plan: dict[str, Any]) -> None:
+        self._spool, self._plan = spool, plan
+        self.pid: int | None = None
+        self._starts = 0
+        self._to_uploader = self._from_uploader = -1
+        self._partial = b""
+        self._waiting: dict[int, float] = {}
+        """Ranks that ended and are not stored yet, each with the time at which the supervisor stops waiting."""
+
+    def start(self, in_child: Callable[[], None]) -> bool:
+        """Fork the uploader. False if it has died too often: then the supervisor waits for nothing more."""
+        self.close()
+        self.pid = None
+        if self._starts >= _MAX_STARTS:
+            self._waiting = dict.fromkeys(self._waiting, 0.0)
+            return False
+        self._starts += 1
+        commands, to_uploader = os.pipe()
+        from_uploader, replies = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(to_uploader)
+            os.close(from_uploader)
+            _run_uploader(Uploader(self._spool, self._plan, commands, replies), in_child)
+        os.close(commands)
+        os.close(replies)
+        os.set_blocking(from_uploader, False)
+        os.set_blocking(to_uploader, False)
+        self.pid, self._to_uploader, self._from_uploader = pid, to_uploader, from_uploader
+        log.debug("the uploader is process %d", pid)
+        return True
+
+    def send(self, command: str, rank: int, attempt: int, *, timeout_s: float | None = None) -> None:
+        """Send one line. With `timeout_s`, expect a reply within that time."""
+        if timeout_s is not None:
+            # Without an uploader (it has died too often) there is no reply to wait for.
+            self._waiting[rank] = 0.0 if self.pid is None else time.monotonic() + timeout_s
+        if self._to_uploader >= 0:
+            try:
+                os.write(self._to_uploader, f"{command} {rank} {attempt}\n".encode())
+            except (BrokenPipeError, BlockingIOError):
+                pass  # SIGCHLD reports its end, and the supervisor sends everything again to the next one
+
+    def stored_ranks(self) -> Iterator[tuple[int, str]]:
+        """Ranks that need no more waiting, each with the problem that kept it from being stored, if any."""
+        for line in self._lines():
+            _, rank, problem = (*line.split(" ", 2), "")[:3]
+            if self._waiting.pop(int(rank), None) is not None:
+                yield int(rank), problem
+        now = time.monotonic()
+        for late in [rank for rank, until in self._waiting.items() if now >= until]:
+            del self._waiting[late]
+            yield late, "its outcome and the end of its log are not in the store: the store did not answer"
+
+    @property
+    def timeout_at(self) -> float:
+        return min(self._waiting.values(), default=float("inf"))
+
+    def descriptors(self) -> list[int]:
+        return [self._from_uploader] if self._from_uploader >= 0 else []
+
+    def finish(self) -> None:
+        """Send the last line and wait until the uploader has exited."""
+        if self.pid is None:
+            return
+        self.send("done", 0, 0)
+        pid, self.pid = self.pid, None
+        deadline = time.monotonic() + 5.0
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+        self.close()
+
+    def close(self) -> None:
+        for descriptor in (self._to_uploader, self._from_uploader):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._to_uploader = self._from_uploader = -1
+        self._partial = b""
+
+    def _lines(self) -> list[str]:
+        data = self._partial
+        try:
+            while self._from_uploader >= 0 and (more := os.read(self._from_uploader, 65536)):
+                data += more
+        except BlockingIOError:
+            pass
+        *lines, self._partial = data.split(b"\n")
+        return [line.decode() for line in lines]
+
+
+def _run_uploader(uploader: Uploader, in_child: Callable[[], None]) -> NoReturn:
+    """In the forked child: run the uploader and exit."""
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the uploader exits after the supervisor, not before
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        in_child()
+        uploader.run()
+        code = 0
+    except BaseException:  # the supervisor starts another uploader
+        log.exception("the uploader failed")
+    finally:
+        os._exit(code)
+
+
+class Uploader:
+    """The uploader process itself. It is forked before the supervisor has opened the store."""
+
+    def __init__(self, spool: Spool, plan: dict[str, Any], commands: int, replies: int) -> None:
+        self._spool, self._plan = spool, plan
+        self._commands, self._replies = commands, replies
+        self._uploads: dict[tuple[int, int], AttemptUpload] = {}
+        self._ended: dict[tuple[int, int], float] = {}
+        """Attempts that have ended, each with the time until which the uploader retries."""
+        self._partial = b""
+        self._error = ""
+
+    def run(self) -> None:
+        """Upload until the supervisor sends `done`, or dies."""
+        while True:
+            ready, _, _ = select.select([self._commands], [], [], _RETRY_S if self._error else _TICK_S)
+            data = os.read(self._commands, 65536) if ready else None
+            if data == b"":
+                self._finish_without_supervisor()
+                return
+            if data and self._read_commands(data):
+                return
+            self._upload_all()
+
+    def _read_commands(self, data: bytes) -> bool:
+        """True when the supervisor has sent `done`."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            command, rank, number = line.decode().split(" ")
+            if command == "done":
+                return True
+            attempt = (int(rank), int(number))
+            if attempt not in self._uploads:
+                self._uploads[attempt] = AttemptUpload(self._spool, self._plan, *attempt)
+            if command == "ended":
+                self._ended[attempt] = time.monotonic() + _RETRY_LIMIT_S
+        return False
+
+    def _upload_all(self) -> None:
+        attempts = list(self._uploads)
+        if len(attempts) > 4 and not self._plan["store"].startswith("file:"):
+            list(self._pool.map(self._upload, attempts))  # a remote store: many at once
+        else:
+            for attempt in attempts:
+                self._upload(attempt)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(16, "uploader")
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(self._plan["store"])
+
+    def _upload(self, attempt: tuple[int, int]) -> None:
+        is_final = attempt in self._ended
+        try:
+            self._uploads[attempt].upload(self._store, final=is_final)
+            self._error = ""
+        except (StoreError, OSError) as exc:
+            if str(exc) != self._error:  # logged once, not at each retry
+                self._error = str(exc)
+                log.warning("rank %d: upload failed: %s", attempt[0], exc)
+            if is_final and (time.monotonic() > self._ended[attempt] or not getattr(exc, "retryable", False)):
+                text = " ".join(str(exc).split())
+                self._reply(attempt, f"its outcome is not in the store: {text}"[:400])
+            return
+        if is_final:
+            self._reply(attempt, "")
+
+    def _reply(self, attempt: tuple[int, int], problem: str) -> None:
+        self._uploads.pop(attempt, None)
+        self._ended.pop(attempt, None)
+        log.debug("rank %d: attempt %d is %s", *attempt, "not stored" if problem else "stored")
+        try:
+            os.write(self._replies, f"stored {attempt[0]} {problem}".rstrip().encode() + b"\n")
+        except BrokenPipeError:
+            pass
+
+    def _finish_without_supervisor(self) -> None:
+        """The supervisor died, and the kernel killed its replicas: end what is left, and upload what they wrote."""
+        log.warning("the supervisor died")
+        processes.kill_all(self._plan["label"])
+        for attempt in self._uploads:
+            self._ended.setdefault(attempt, time.monotonic() + _RETRY_LIMIT_S)
+        deadline = time.monotonic() + _RETRY_LIMIT_S
+        while self._ended and time.monotonic() < deadline:
+            self._upload_all()
+            if self._ended:
+                time.sleep(_RETRY_S)
+
+
+class AttemptUpload:
+    """How much of one attempt is in the store."""
+
+    def __init__(self, spool: Spool, plan: dict[str, Any], rank: int, number: int) -> None:
+        self._attempt, self._rank, self._number = spool.attempt(rank, number), rank, number
+        self._keys = RunKeys(plan["run_id"])
+        self._echo = bool(plan.get("echo"))
+        self._echoed = 0
+        self._uploaded: int | None = None
+        """Bytes of the log in the store; None if only the store knows, because another uploader may have started."""
+        self._first_seen = 0.0
+        self._seen = 0
+        self._beat: dict[str, Any] = {}
+        self._beat_at = -_BEAT_IDLE_S
+
+    def upload(self, store: Store, *, final: bool) -> None:
+        """Upload what is due; with `final`, everything."""
+        self._echo_log()
+        self._upload_log(store, final)
+        self._upload_beat(store, final)
+        if final:
+            self._upload_outcome(store)
+
+    def _echo_log(self) -> None:
+        """In a container, print the log to the container's own output too."""
+        size = self._size() if self._echo else 0
+        while self._echoed < size:
+            data = self._read(self._echoed, min(_CHUNK_BYTES, size - self._echoed))
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+            self._echoed += len(data)
+
+    def _upload_log(self, store: Store, final: bool) -> None:
+        size, now = self._size(), time.time()
+        if size == 0:
+            return
+        done = self._stored_bytes(store) if self._uploaded is None else self._uploaded
+        if size > self._seen:
+            self._first_seen = now if self._seen <= done else self._first_seen
+            self._seen = size
+        while size - done >= _CHUNK_BYTES or (size > done and (final or now - self._first_seen >= _CHUNK_AGE_S)):
+            self._uploaded = None  # unknown during the write: its answer may be lost
+            data = self._read(done, min(_CHUNK_BYTES, size - done))
+            span_ms = int(self._first_seen * 1000), int(now * 1000)
+            store.create(self._keys.log_chunk(self._rank, self._number, done, *span_ms), data)
+            log.debug("rank %d: uploaded %d bytes of log", self._rank, len(data))
+            done += len(data)
+            self._first_seen = now
+        self._uploaded = done
+
+    def _stored_bytes(self, store: Store) -> int:
+        keys = list(store.list(self._keys.log_prefix(self._rank, self._number)))
+        if not keys:
+            return 0
+        return self._keys.parse_log_chunk(keys[-1]).offset + len(store.get(keys[-1]))
+
+    def _upload_beat(self, store: Store, final: bool) -> None:
+        age = time.monotonic() - self._beat_at if self._beat_at >= 0 else _BEAT_IDLE_S
+        if age < _BEAT_CHANGED_S and not final:
+            return
+        progress = read_record(self._attempt.progress)
+        beat = {
+            "attempt": self._number,
+            "round_no": progress.get("round_no"),
+            "metrics": progress.get("metrics", {}),
+            "last_line": self._last_line(),
+        }
+        if final or age >= _BEAT_IDLE_S or beat != self._beat:
+            store.put(self._keys.beat(self._rank), json.dumps({**beat, "beat_at": time.time()}).encode())
+            self._beat, self._beat_at = beat, time.monotonic()
+
+    def _upload_outcome(self, store: Store) -> None:
+        outcome = read_record(self._attempt.outcome)
+        if not outcome:
+            return  # supervisor and replica died before they wrote one: the backend's status is the answer
+        progress = read_record(self._attempt.progress)
+        outcome |= {"round_no": progress.get("round_no"), "metrics": progress.get("metrics", {})}
+        outcome |= {"rank": self._rank, "attempt": self._number}  # the replica's own record does not have them
+        if self._attempt.result.exists():
+            data = self._attempt.result.read_bytes()
+            if len(data) <= _INLINE_RESULT_BYTES:
+                outcome["result"] = json.loads(data)
+            else:
+                store.put(self._keys.result(self._rank, self._number), data)
+                outcome |= {"result_bytes": len(data), "result_sha256": hashlib.sha256(data).hexdigest()}
+        try:
+            store.create(self._keys.outcome(self._rank, self._number), json.dumps(outcome).encode())
+        except KeyExists:
+            pass
+
+    def _size(self) -> int:
+        try:
+            return os.stat(self._attempt.log).st_size
+        except FileNotFoundError:
+            return 0
+
+    def _read(self, start: int, length: int) -> bytes:
+        with open(self._attempt.log, "rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def _last_line(self) -> str:
+        size = self._size()
+        tail = self._read(max(0, size - _LAST_LINE_BYTES), _LAST_LINE_BYTES) if size else b""
+        lines = tail.decode("utf-8", "replace").split("\n")
+        shown = next((line for line in reversed(lines) if line.strip()), "")
+        return "".join(c for c in shown.rpartition("\r")[2] if c.isprintable())[:200]

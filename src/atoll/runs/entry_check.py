@@ -1,0 +1,227 @@
+"""Checks an entry point in the user's source before anything starts, without running that source.
+
+The checks find the mistakes that users make: a misspelt file, module, function or keyword argument, and a class or
+coroutine in place of a function. What the source alone does not decide (decorators, names bound twice or at run time)
+is accepted here, and the replica finds out.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from atoll.errors import InvalidSpec, did_you_mean
+from atoll.spec import Entry, Task, unfit
+
+_BIND_AT_RUN_TIME = {"globals", "exec", "setattr", "__getattr__"}
+
+
+def check(task: Task, root: str) -> None:
+    """Raise `InvalidSpec` if the entry point is not in `root` or on `sys.path`, or its arguments do not fit."""
+    entry = Entry.parse(task.entry)
+    path = os.path.join(root, entry.script) if entry.script else _find_here(entry.module or "", root)
+    if path is None:
+        meant = _similar_module(entry.module or "", root)
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`{meant}"])
+    if not os.path.isfile(path):
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`{_similar_script(path)}"])
+    try:
+        _check_source(task, entry, path)
+    except SyntaxError as exc:
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: {path}:{exc.lineno}: {exc.msg}"]) from exc
+
+
+def check_sent(task: Task, root: str) -> None:
+    """The same for code that runs on other machines: they may have files and a version of Python that are not here."""
+    entry = Entry.parse(task.entry)
+    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root])
+    if path is not None and os.path.isfile(path):
+        with suppress(SyntaxError):
+            _check_source(task, entry, path)
+
+
+def extra_path(entry: Entry, root: str) -> str | None:
+    """The folder on our own `sys.path` that replicas need to find the module, if neither `root` nor Python has it."""
+    if entry.module is None:
+        return None
+    top = entry.module.partition(".")[0]
+    if PathFinder.find_spec(top, [root]) is not None:
+        return None
+    place = next((p for p in sys.path if p and PathFinder.find_spec(top, [p]) is not None), None)
+    own = [os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
+    if place is None or any(os.path.realpath(place).startswith(f"{prefix}{os.sep}lib") for prefix in own):
+        return None
+    return os.path.abspath(place)
+
+
+# ---- files and modules
+
+
+def _find_here(module: str, root: str) -> str | None:
+    """The file of a module in `root`, on `sys.path`, or known to a finder that `pip install -e` has added."""
+    if found := _find(module, [root, *sys.path]):
+        return found
+    top, _, rest = module.partition(".")
+    for finder in sys.meta_path:
+        spec = finder.find_spec(top, None) if hasattr(finder, "find_spec") else None
+        if spec is not None and spec.has_location:
+            return _find(rest, list(spec.submodule_search_locations or [])) if rest else spec.origin
+    return None
+
+
+def _find(module: str, places: list[str]) -> str | None:
+    """The file of a module, found without importing anything."""
+    origin = None
+    for depth, _ in enumerate(parts := module.split(".")):
+        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), places)
+        if spec is None:
+            return None
+        origin, places = spec.origin, list(spec.submodule_search_locations or [])
+    return origin
+
+
+def _similar_module(module: str, root: str) -> str:
+    """`, did you mean `package.train`?` for the first part of the name that does not exist; or nothing."""
+    folder, found = root, ""
+    for part in module.split("."):
+        files = _names(folder)
+        there = [name.removesuffix(".py") for name in files if name.endswith(".py")]
+        there += [name for name in files if os.path.isdir(os.path.join(folder, name))]
+        if part not in there:
+            return did_you_mean(found + part, [found + name for name in there if name.isidentifier()])
+        folder, found = os.path.join(folder, part), f"{found}{part}."
+    return ""
+
+
+def _similar_script(path: str) -> str:
+    folder, name = os.path.split(path)
+    return did_you_mean(name, [other for other in _names(folder) if other.endswith(".py")])
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+# ---- functions and arguments
+
+
+def _check_source(task: Task, entry: Entry, path: str) -> None:
+    if not path.endswith(".py"):
+        return
+    try:
+        tree = ast.parse(Path(path).read_bytes(), path)
+        problems = list(
+            _script_problems(tree, task) if entry.function is None else _problems(tree, entry.function, task)
+        )
+    except RecursionError:  # deeply nested source, such as hundreds of `elif`, may still be valid
+        return
+    if problems:
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: {problem}" for problem in problems])
+
+
+def _script_problems(tree: ast.Module, task: Task) -> Iterator[str]:
+    """A script that runs as a program has to do something besides defining a function for a replica to call."""
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _takes_context(node.args)]
+    if functions and all(map(_only_defines, tree.body)):
+        yield f"the script only defines functions, so it would do nothing; name one: `{task.entry}:{functions[0]}`"
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return not node.decorator_list
+        case ast.Assign() | ast.AnnAssign():
+            return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+        case _:
+            return False
+
+
+def _problems(tree: ast.Module, name: str, task: Task) -> Iterator[str]:
+    bindings = list(_bindings(tree.body, name))
+    if not bindings and not _may_bind_at_run_time(tree, name):
+        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        imported = [
+            alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        ]
+        yield f"no function `{name}` there{did_you_mean(name, [*defined, *imported])}"
+    elif len(bindings) == 1 and bindings[0] in tree.body:
+        match bindings[0]:
+            case ast.ClassDef(decorator_list=[]):
+                yield unfit(name, "class")
+            case ast.AsyncFunctionDef(decorator_list=[]):
+                yield unfit(name, "async")
+            case ast.FunctionDef(decorator_list=[]) as function:
+                yield from _argument_problems(function, task)
+
+
+def _bindings(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.AST]:
+    """What gives the name a value when the module is loaded; bodies of functions and classes do not count."""
+    for node in nodes:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                is_binding = node.name == name
+            case ast.alias():
+                is_binding = (node.asname or node.name.partition(".")[0]) in (name, "*")
+            case ast.Name():
+                is_binding = node.id == name and isinstance(node.ctx, ast.Store)
+            case _:
+                yield from _bindings(ast.iter_child_nodes(node), name)
+                continue
+        if is_binding:
+            yield node
+
+
+def _may_bind_at_run_time(tree: ast.Module, name: str) -> bool:
+    """Whether the module may get the name from code that computes names, or from inside a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global) and name in node.names:
+            return True
+        if getattr(node, "id", getattr(node, "name", None)) in _BIND_AT_RUN_TIME:
+            return True
+    return False
+
+
+def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
+    spec = function.args
+    positional = [a.arg for a in spec.posonlyargs + spec.args]
+    if positional and positional[0] in task.args and _is_surely_context(spec):
+        yield f"`{function.name}` gets `{positional[0]}`, its context, from Atoll; no argument can take its place"
+    has_context = _takes_context(spec) and positional[0] not in task.args
+    accepted = sorted({*positional[has_context:], *(a.arg for a in spec.kwonlyargs)})
+    if spec.kwarg is None:
+        listed = f"; it takes {', '.join(f'`{name}`' for name in accepted) or 'none'}"
+        for name in task.args:
+            if name not in accepted:
+                yield f"`{function.name}` takes no argument `{name}`{did_you_mean(name, accepted) or listed}"
+    optional = {a.arg for a, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is not None}
+    optional |= set(positional[len(positional) - len(spec.defaults) :])
+    for name in accepted:
+        if name not in optional and name not in task.args:
+            yield f"`{function.name}` needs an argument `{name}`"
+
+
+def _takes_context(spec: ast.arguments) -> bool:
+    """Whether the first argument is the replica's context, by its name or its annotation."""
+    first = next(iter(spec.posonlyargs + spec.args), None)
+    return first is not None and (first.arg in ("ctx", "context") or _is_annotated_context(first))
+
+
+def _is_surely_context(spec: ast.arguments) -> bool:
+    """Whether the first argument cannot be anything but the context: `context` may be a number of tokens."""
+    first = (spec.posonlyargs + spec.args)[0]
+    return _is_annotated_context(first) or (first.arg == "ctx" and first.annotation is None)
+
+
+def _is_annotated_context(parameter: ast.arg) -> bool:
+    annotation = ast.unparse(parameter.annotation) if parameter.annotation else ""
+    return annotation.strip("'\"").endswith("ReplicaContext")

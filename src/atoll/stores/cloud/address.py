@@ -1,0 +1,115 @@
+"""Where a cloud store is: a URI such as `s3://bucket/prefix?region=eu-west-1`, taken apart and put together again.
+
+The query holds what every reader of the store must know and nobody must hide. Secrets are never in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from atoll.errors import BadKey, ConfigError, did_you_mean
+from atoll.stores.base import check_key
+
+Service: TypeAlias = Literal["s3", "gs", "az"]
+
+_SCHEMES: dict[str, Service] = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az"}
+_FOR_SERVICE: dict[Service, frozenset[str]] = {
+    "s3": frozenset({"endpoint", "region", "path_style", "anonymous", "profile"}),
+    "gs": frozenset({"endpoint", "anonymous"}),
+    "az": frozenset({"endpoint", "account", "anonymous"}),
+}
+_YES, _NO = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
+
+
+@dataclass(frozen=True)
+class CloudAddress:
+    """A bucket (or container), a prefix in it, and how to reach it."""
+
+    service: Service
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    account: str | None = None
+    profile: str | None = None
+    path_style: bool | None = None
+    anonymous: bool = False
+
+    @property
+    def uri(self) -> str:
+        path = f"{self.service}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+        given = {name: value for name, value in sorted(self._options().items()) if value is not None}
+        if not self.anonymous:
+            del given["anonymous"]
+        text = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+        return path + ("?" + urlencode(text, safe="/:") if text else "")
+
+    def with_options(self, options: Mapping[str, Any]) -> CloudAddress:
+        """This address with some of its parts given by name; unknown names and bad values are refused."""
+        allowed = sorted(_FOR_SERVICE[self.service])
+        for name in options:
+            if name not in allowed:
+                raise ConfigError(
+                    f"a {self.service}:// store has no option `{name}`{did_you_mean(name, allowed)}",
+                    reason="option",
+                    hint=f"options: {', '.join(allowed)}; secrets come from the environment",
+                )
+        return _checked(replace(self, **{name: _value(name, value) for name, value in options.items()}))
+
+    def path(self, key: str) -> str:
+        """The object's full name in the bucket."""
+        full = f"{self.prefix}/{key}" if self.prefix else key
+        if len(full.encode()) > 1024:
+            raise BadKey(key, "with the store's prefix in front, a key has at most 1024 bytes")
+        return full
+
+    def key(self, path: str) -> str:
+        """The key of the object with this full name."""
+        return path[len(self.prefix) + 1 :] if self.prefix else path
+
+    def _options(self) -> dict[str, Any]:
+        parts = {"service", "bucket", "prefix"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in parts}
+
+
+def parse_address(uri: str) -> CloudAddress:
+    """The address in a URI. The path is taken as it is written: `%20` is three characters."""
+    base, _, query = uri.partition("?")
+    scheme, separator, rest = base.partition("://")
+    if not separator or scheme not in _SCHEMES:
+        hint = "write s3://…, gs://… or az://…"
+        raise ConfigError(f"not the address of a cloud store: {uri!r}", reason="scheme", hint=hint)
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    if not bucket or "@" in bucket:
+        hint = f"write {scheme}://bucket/prefix; secrets never go in a URI"
+        raise ConfigError(f"no bucket in {base!r}", reason="bucket", hint=hint)
+    if prefix:
+        try:
+            check_key(prefix)
+        except BadKey as exc:
+            raise ConfigError(f"bad prefix in {base!r}: {exc.message}", reason="prefix") from exc
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    return CloudAddress(_SCHEMES[scheme], bucket, prefix).with_options(options)
+
+
+def _value(name: str, value: Any) -> Any:
+    if name not in ("path_style", "anonymous"):
+        return value
+    text = str(value).lower()
+    if text not in _YES | _NO:
+        raise ConfigError(f"`{name}` is true or false, not {value!r}", reason=name)
+    return text in _YES
+
+
+def _checked(address: CloudAddress) -> CloudAddress:
+    if address.endpoint is None:
+        return address
+    parts = urlsplit(address.endpoint)
+    if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc or parts.query:
+        message = f"an endpoint is an http(s) URL without user or query, not {address.endpoint!r}"
+        raise ConfigError(message, reason="endpoint")
+    return replace(address, endpoint=address.endpoint.rstrip("/"))

@@ -1,0 +1,69 @@
+"""The Executor contract as tests: subclass `ExecutorContract`, give it a `bench` fixture, and pytest does the rest.
+
+    class TestSlurm(ExecutorContract):
+        adapter = "my_package.slurm:SlurmExecutor"
+
+        @pytest.fixture
+        def bench(self, tmp_path):
+            return SlurmBench(self.adapter, f"file://{tmp_path}/store", {"partition": "test"})
+
+Each clause E1-E19 (see `atoll.executors.base.Executor`) is one or more methods named for its number that take the bench
+as an argument, so they can also be called directly. They launch real replicas and count them. What cannot be shown for
+a backend is skipped, and the skip says why.
+
+    E1   planning is pure, deterministic, JSON and secret-free.
+    E2   no field is lost: changing a field of `Placement` changes the request or raises `Unsupported`.
+    E3   a refusal lists every reason, and nothing was started.
+    E4   a handle survives text, and a fresh executor in another process can use it.
+    E5   `status` has ranks 0 to N-1, once each, in order, from the moment `submit` returns.
+    E6   return is SUCCEEDED; raise, exit 3 and SIGKILL are FAILED with reason and exit code.
+    E7   `cancel` is quiet before the start, while running, after the end and twice; afterwards nothing runs.
+    E8   a terminal state never changes; what the backend forgot is LOST unless the store knows better.
+    E9   two runs do not see each other.
+    E10  failure at rank k leaves nothing running, or names what is left.
+    E11  arguments arrive unchanged: nested, unicode, quotes, newlines, 100 kB.
+    E12  a replica past its time limit ends FAILED/timeout.
+    E13  `logs` yields lines; an unknown run raises; never a sentence of ours.
+    E14  401 403 404 409 429 500 and a time-out become the documented errors, `__cause__` kept.
+    E15  without the SDK, import works and construction raises `MissingExtra` naming the extra.
+    E16  hostile run names give valid, distinct native names.
+    E17  a group backend answers `status` in O(1) calls, whatever N.
+    E18  a lost create answer, or two launchers at once, give exactly N replicas.
+    E19  a submit killed at any point is finished or undone by the next launcher with the same run id.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from atoll.testing.bench import Bench
+from atoll.testing.executor_contract.life import LifeClauses
+from atoll.testing.executor_contract.plan import PlanClauses
+from atoll.testing.executor_contract.reach import ReachClauses
+from atoll.testing.executor_contract.twins import TwinClauses
+from atoll.testing.executor_contract.wire import WireClauses
+
+CLAUSES = range(1, 20)
+
+
+class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, TwinClauses):
+    """Clauses E1-E19. Subclasses give `adapter` and `bench`, and close in the fixture what they opened."""
+
+    adapter: ClassVar[str]
+    """`module:Class`, as in the registry."""
+
+    @pytest.fixture
+    def bench(self) -> Bench:
+        """A fresh bench: a backend of its own, and an empty store."""
+        pytest.fail(f"{type(self).__name__} must define the fixture `bench`")
+
+    @pytest.fixture(autouse=True)
+    def _own_home(self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Runs of the suite are not remembered among the user's own."""
+        assert bench.path == self.adapter, (
+            f"{type(self).__name__} is about {self.adapter}, its bench about {bench.path}"
+        )
+        monkeypatch.setenv("ATOLL_HOME", str(tmp_path / "home"))

@@ -1,0 +1,314 @@
+"""Use an adapter from other, real processes: to plan, to launch and be killed, or to pick up a handle.
+
+`python -m atoll.testing.other_process`: the other process of the executor contract. Reads one job, answers in JSON.
+
+It can be told to die at a step: before any system call of a launch that changes something (seen by an audit hook),
+after a process was started, and before and after every request to the store and to the adapter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from threading import Thread
+from typing import Any
+
+from atoll.testing.bench import Bench, Order
+
+_CHANGES = ("os.", "socket.", "subprocess.", "http.client.", "fcntl.", "shutil.", "tempfile.")
+_LOOKS = ("os.listdir", "os.scandir", "os.walk", "socket.gethostname", "socket.gethostbyname", "os.putenv")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Steps:
+    """Counts the steps of a launch while it is armed, and ends the process before the one it was told to."""
+
+    def __init__(self, kill_at: str | None) -> None:
+        self._kill_at = kill_at
+        self._is_armed = False
+        self._counts: Counter[str] = Counter()
+        self.seen: list[str] = []
+        """Each with its number among its like: a launch may take one `os.mkdir` more or less than the last."""
+
+    def arm(self) -> None:
+        self._is_armed = True
+        sys.addaudithook(self._hear)
+        self._watch_popen()
+
+    def disarm(self) -> None:
+        self._is_armed = False
+
+    def note(self, step: str) -> None:
+        if not self._is_armed:
+            return
+        self._counts[step] += 1
+        numbered = f"{step} #{self._counts[step]}"
+        if numbered == self._kill_at:
+            self.disarm()  # the kill is a system call as well
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.seen.append(numbered)
+
+    def _watch_popen(self) -> None:
+        """The moment after a process was started is a step as well: its child is alive, and nobody knows."""
+        start = subprocess.Popen.__init__
+
+        def start_and_note(popen: Any, *args: Any, **options: Any) -> None:
+            start(popen, *args, **options)
+            self.note("after subprocess.Popen")
+
+        subprocess.Popen.__init__ = start_and_note  # type: ignore[method-assign,assignment]
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        is_change = event.startswith(_CHANGES) and event not in _LOOKS
+        if event == "open" and len(args) > 2 and isinstance(args[2], int):
+            is_change = bool(args[2] & _WRITES)
+        if is_change:
+            self.note(event)
+
+
+class Watched:
+    """Anything with methods; each call is two steps."""
+
+    def __init__(self, inner: Any, word: str, steps: Steps) -> None:
+        self._inner, self._word, self._steps = inner, word, steps
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **options: Any) -> Any:
+            self._steps.note(f"before {self._word}.{name}")
+            value = found(*args, **options)
+            self._steps.note(f"after {self._word}.{name}")
+            return value
+
+        return call
+
+
+class Absent(MetaPathFinder):
+    """Makes modules look as if they were not installed."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if any(name == absent or name.startswith(f"{absent}.") for absent in self._names):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def main() -> int:
+    """Read the job, get ready, wait for the word, do it, answer."""
+    sys.dont_write_bytecode = True  # else imports would be steps
+    job = json.loads(sys.stdin.readline())
+    act = {"plan": _plan, "use": _use, "submit": _submit, "import": _import}[job["verb"]](job)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(act()), flush=True)
+    return 0
+
+
+def _adapter(job: dict[str, Any]) -> Any:
+    module, _, name = job["path"].partition(":")
+    return getattr(import_module(module), name)(**job["settings"])
+
+
+def _draft(job: dict[str, Any]) -> Any:
+    from atoll.testing.bench import Order
+
+    return Order(**job["order"]).draft(_adapter(job), job["store"])
+
+
+def _plan(job: dict[str, Any]) -> Callable[[], Any]:
+    draft = _draft(job)
+    return lambda: draft.plan.to_json()  # noqa: PLW0108  reads as a call that is made later
+
+
+def _use(job: dict[str, Any]) -> Callable[[], Any]:
+    """All that a handle is for, with nothing but its text."""
+    from atoll.handle import RunHandle
+
+    executor = _adapter(job)
+
+    def use() -> dict[str, Any]:
+        handle = RunHandle.parse(job["handle"])
+        before = executor.status(handle).to_json()
+        log = list(executor.logs(handle, job["rank"]))
+        executor.cancel(handle)
+        return {"before": before, "log": log, "after": executor.status(handle).to_json()}
+
+    return use
+
+
+def _submit(job: dict[str, Any]) -> Callable[[], Any]:
+    steps = Steps(job.get("kill_at"))
+    drafts = [_draft(job) for _ in range(job["threads"])]
+    for draft in drafts:
+        draft.store = Watched(draft.store, "store", steps)
+        draft.executor = Watched(draft.executor, "executor", steps)
+
+    def submit() -> dict[str, Any]:
+        steps.arm()
+        handles = list(_each_in_a_thread(drafts)) if len(drafts) > 1 else [str(drafts[0].submit().handle)]
+        steps.disarm()
+        return {"handles": handles, "steps": steps.seen}
+
+    return submit
+
+
+def _each_in_a_thread(drafts: list[Any]) -> Iterator[str]:
+    handles: list[str] = []
+    threads = [Thread(target=lambda d=draft: handles.append(str(d.submit().handle))) for draft in drafts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield from handles
+
+
+def _import(job: dict[str, Any]) -> Callable[[], Any]:
+    """Import the adapter without its SDK, then try to build it."""
+    sys.meta_path.insert(0, Absent(job["sdk"]))
+
+    def attempt() -> dict[str, Any]:
+        import_module(job["path"].partition(":")[0])
+        try:
+            _adapter(job)
+        except Exception as exc:  # noqa: BLE001  the suite judges it
+            return {"raised": type(exc).__name__, "extra": getattr(exc, "extra", None), "text": str(exc)}
+        return {"raised": None, "extra": None, "text": ""}
+
+    return attempt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+_PATIENCE_S = 120.0
+
+
+class Elsewhere:
+    """Another process with a fresh adapter. It gets ready, waits to be released, does one thing and answers."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        verb: str,
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        **job: Any,
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            env={**os.environ, **bench.environment, **(environment or {})},
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        job |= {"verb": verb, "path": bench.path, "settings": dict(bench.settings), "store": bench.store_uri}
+        self._write(json.dumps(job))
+
+    def until_ready(self) -> Elsewhere:
+        """Returns when only the word to go is missing."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        return self
+
+    def go(self) -> Elsewhere:
+        self._write("go")
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: no handler, no `finally`, no flush."""
+        os.kill(self._process.pid, signal.SIGKILL)
+
+    def answer(self) -> Any:
+        """What came of it; None if the process was killed."""
+        out, err = self._process.communicate(timeout=_PATIENCE_S)
+        if self._process.returncode == -signal.SIGKILL:
+            return None
+        assert self._process.returncode == 0, f"the other process failed:\n{err}"
+        return json.loads(out.splitlines()[-1])
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        os.kill(self._process.pid, signal.SIGINT)
+
+    def ended(self) -> int:
+        """The exit code, however it ended."""
+        self._process.communicate(timeout=_PATIENCE_S)
+        return self._process.returncode
+
+    def end(self) -> None:
+        """For `finally`: leave no process and no open pipe."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died early; the answer says why
+
+
+def ask(bench: Bench, verb: str, **job: Any) -> Any:
+    """Start another process, let it do one thing, and return its answer."""
+    other = Elsewhere(bench, verb, **job)
+    try:
+        return other.until_ready().go().answer()
+    finally:
+        other.end()
+
+
+def submit_at_once(bench: Bench, order: Order, *, processes: int, threads: int) -> list[str]:
+    """Many launchers of one run, released at the same moment; the handles they got."""
+    others = [Elsewhere(bench, "submit", order=asdict(order), threads=threads) for _ in range(processes)]
+    try:
+        for other in others:
+            other.until_ready()
+        for other in others:
+            other.go()
+        return [handle for other in others for handle in other.answer()["handles"]]
+    finally:
+        for other in others:
+            other.end()
+
+
+def steps_of_submit(bench: Bench, order: Order) -> list[str]:
+    """Launch in another process, and learn each step at which it could have died."""
+    return list(ask(bench, "submit", order=asdict(order), threads=1)["steps"])
+
+
+def submit_killed_at(bench: Bench, order: Order, step: str) -> bool:
+    """Launch in another process that dies by SIGKILL at that step. False if it never came to it."""
+    return ask(bench, "submit", order=asdict(order), threads=1, kill_at=step) is None
+
+
+def spread(steps: Sequence[str], most: int) -> list[str]:
+    """About that many steps to try: two in three inside the adapter's own `submit`, and each after an effect there."""
+    first, last = steps.index("before executor.submit #1"), steps.index("after executor.submit #1")
+    inside, around = list(range(first, last + 1)), [*range(first), *range(last + 1, len(steps))]
+    effects = {step for step in inside if steps[step].startswith("after ")}
+    chosen = {*effects, *_even(inside, most - most // 3), *_even(around, most // 3)}
+    return [steps[step] for step in sorted(chosen)]
+
+
+def _even(numbers: Sequence[int], most: int) -> list[int]:
+    """At most that many of the numbers, the first and the last among them, evenly spread."""
+    if len(numbers) <= most:
+        return list(numbers)
+    return sorted({numbers[round(i * (len(numbers) - 1) / max(1, most - 1))] for i in range(most)})

@@ -1,0 +1,76 @@
+"""The bench of the scripted executor, for the executor contract."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.handle import RunHandle
+from atoll.registry import store_uri
+from atoll.testing.bench import Bench, Call
+from atoll.testing.scripted.service import ScriptedService
+from atoll.testing.scripted.wire import ScriptedServer
+
+
+@dataclass
+class ScriptedBench(Bench):
+    """The scripted executor, a cloud of its own behind it, and a store in a folder of the test."""
+
+    service: ScriptedService = field(default_factory=ScriptedService)
+
+    @classmethod
+    @contextmanager
+    def below(cls, folder: Path, *, group: bool = False) -> Iterator[ScriptedBench]:
+        service = ScriptedService(vault={"contract": "hunter2 hunter3", "one": "1", "two": "2"})
+        server = ScriptedServer(service)
+        try:
+            yield cls(
+                "atoll.testing.scripted.executor:ScriptedExecutor",
+                store_uri(str(folder / "store")),
+                {"endpoint": server.endpoint, "group": group},
+                secret=("vault:contract", "hunter2 hunter3"),
+                impatient={"timeout_s": 0.8},
+                extra="scripted",
+                sdk=["atoll.testing.scripted.wire"],
+                faults=service,
+                service=service,
+            )
+        finally:
+            service.close()
+            server.close()
+
+    def running(self, run_id: str) -> list[str]:
+        return [*self.service.unfinished(run_id, self.store_uri), *super().running(run_id)]
+
+    def kill_replica(self, run_id: str, rank: int) -> None:
+        """The whole machine goes: not even the container's first process has a last word."""
+        os.kill(self.service.container(run_id, self.store_uri, rank), signal.SIGKILL)
+
+    def forget(self, handle: RunHandle) -> None:
+        self.service.forget(handle.native_id)
+
+    @contextmanager
+    def queue_held(self) -> Iterator[None]:
+        self.service.admits.clear()
+        try:
+            yield
+        finally:
+            self.service.admits.set()
+
+    def creates(self, replicas: int) -> int:
+        return 1 if self.settings["group"] else replicas
+
+    def calls(self) -> int:
+        return self.service.counts.total()
+
+    def kill_points(self, replicas: int) -> Sequence[str]:
+        numbers = range(1, self.creates(replicas) + 1)
+        return [f"{when} create {number}" for number in numbers for when in ("before", "after")]
+
+    def at_point(self, point: str, action: Callable[[], None]) -> None:
+        when, _, number = point.split()
+        self.service.on(Call.CREATE, action, nth=int(number), after_effect=when == "after")

@@ -1,0 +1,75 @@
+"""Tracebacks of a replica: the user's own frames, and none of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.errors import ConfigError, Conflict, InternalError, StoreError
+from atoll.registry import open_store
+from atoll.replica.entry_runner import traceback_text
+from atoll.rounds.client import RoundClient
+from atoll.rounds.keys import RoundKeys
+from atoll.rounds.layout import Layout
+from atoll.stores.memory import MemoryStore
+
+
+def told(act: Callable[[], object], kind: type[Exception]) -> str:
+    with pytest.raises(kind) as caught:
+        act()
+    return traceback_text(caught.value)
+
+
+def take_part(store: MemoryStore, size: int) -> None:
+    with RoundClient(store, "r", 0, 1, layouts=[Layout.of([("w", [size], "float32")])]) as client:
+        client.join([np.zeros(size, np.float32).tobytes()])
+
+
+def test_a_conflict_ends_with_the_line_of_the_user_that_met_it():
+    store = MemoryStore()
+    take_part(store, 4)
+    text = told(lambda: take_part(store, 8), Conflict)
+    assert "client.join([np.zeros" in text
+    assert "/atoll/rounds/" not in text
+
+
+def test_what_the_system_told_us_is_in_our_message_and_nowhere_else(tmp_path: Path):
+    (tmp_path / "file").touch()
+    text = told(lambda: open_store((tmp_path / "file").as_uri()).put("k", b""), StoreError)
+    assert "/atoll/stores/" not in text
+    assert "direct cause" not in text
+    assert "Not a directory" in text
+
+
+def misuse() -> None:
+    try:
+        raise ValueError("of the user's own")
+    except ValueError as exc:
+        raise ConfigError("ours") from exc
+
+
+def test_what_the_user_did_stays():
+    text = told(misuse, ConfigError)
+    assert "ValueError: of the user's own" in text
+    assert "direct cause" in text
+    assert text.endswith("ConfigError: ours\n")
+
+
+def test_where_nobody_but_us_had_a_part_our_frames_stay():
+    with pytest.raises(ConfigError) as caught:
+        open_store("s3:/bucket")
+    first = caught.value.__traceback__
+    assert first is not None
+    text = traceback_text(caught.value.with_traceback(first.tb_next))  # without the frame of this test
+    assert "/atoll/registry.py" in text
+
+
+def test_a_bug_of_ours_and_whoever_asks_for_it_is_shown_all(monkeypatch: pytest.MonkeyPatch):
+    assert "/atoll/rounds/keys.py" in told(lambda: RoundKeys("r").claim(-1, 0), InternalError)
+    store = MemoryStore()
+    take_part(store, 4)
+    monkeypatch.setenv("ATOLL_DEBUG", "1")
+    assert "/atoll/rounds/" in told(lambda: take_part(store, 8), Conflict)

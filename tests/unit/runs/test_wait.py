@@ -1,0 +1,73 @@
+"""The one waiting loop, on a fake clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.errors import AuthError, BackendUnavailable, StoreUnavailable, WaitTimeout
+from atoll.runs.wait import wait
+from atoll.status import Reason, ReplicaState, RunStatus
+from atoll.testing.fakes import FakeClock
+
+RUNNING = RunStatus.uniform(2, ReplicaState.RUNNING, Reason.OK)
+DONE = RunStatus.uniform(2, ReplicaState.SUCCEEDED, Reason.OK)
+MIXED = RUNNING.with_replicas([RUNNING.replicas[0], RunStatus.uniform(2, ReplicaState.FAILED, Reason.OK).replicas[1]])
+
+
+def script(*steps):
+    """Answers one after the other, the last one for ever; exceptions are raised."""
+    left = list(steps)
+
+    def status():
+        step = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    return status
+
+
+def test_wait_returns_when_the_run_is_over():
+    assert wait(script(RUNNING, RUNNING, DONE), clock=FakeClock()) == DONE
+
+
+def test_wait_has_a_deadline_and_does_not_sleep_past_it():
+    clock = FakeClock()
+    began = clock.monotonic()
+    with pytest.raises(WaitTimeout, match="2 running"):
+        wait(script(RUNNING), timeout_s=30, clock=clock)
+    assert clock.monotonic() - began == pytest.approx(30)
+
+
+def test_fail_fast_returns_at_the_first_failure():
+    assert wait(script(RUNNING, MIXED), fail_fast=True, clock=FakeClock()) == MIXED
+    with pytest.raises(WaitTimeout):
+        wait(script(RUNNING, MIXED), timeout_s=1, clock=FakeClock())
+
+
+def test_a_backend_briefly_out_of_reach_is_asked_again():
+    assert wait(script(RUNNING, BackendUnavailable("x"), BackendUnavailable("x"), DONE), clock=FakeClock()) == DONE
+    with pytest.raises(BackendUnavailable):
+        wait(script(BackendUnavailable("x")), clock=FakeClock())
+    with pytest.raises(AuthError):
+        wait(script(RUNNING, AuthError("x")), clock=FakeClock())
+
+
+def test_whoever_waits_is_told_that_nobody_answers_and_that_somebody_does_again():
+    first, second, heard = BackendUnavailable("1"), StoreUnavailable("2"), []
+    wait(script(RUNNING, first, second, RUNNING, DONE), on_trouble=heard.append, clock=FakeClock())
+    assert heard == [first, second, None]
+
+
+def test_nobody_is_asked_again_for_ever():
+    clock, heard = FakeClock(), []
+    with pytest.raises(StoreUnavailable):
+        wait(script(RUNNING, StoreUnavailable("x")), on_trouble=heard.append, clock=clock)
+    assert 300 <= clock.monotonic() < 310
+    assert len(heard) > 100
+
+
+def test_only_changes_are_told():
+    seen = []
+    wait(script(RUNNING, RUNNING, MIXED, DONE), on_change=seen.append, clock=FakeClock())
+    assert seen == [RUNNING, MIXED, DONE]
