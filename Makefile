@@ -7,10 +7,13 @@
 # make bench      measures how long a launch takes
 # Each of them works in a fresh clone: it sets up first. ARGS goes to pytest: make test ARGS="-k rounds".
 PYTHON ?= python3
-WORKERS ?= auto
+# One worker more than cores, because some tests wait.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Without compiled files each process that a test starts would compile Atoll anew.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-fast docs check lint types bench clean setup help-text

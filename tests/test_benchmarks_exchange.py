@@ -73,6 +73,7 @@ def test_every_way_to_average_but_gloo_takes_memory():
         assert needed_bytes(("gloo", arm), 4, GIB) >= alone + 4 * GIB
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @needs_nginx
 def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):

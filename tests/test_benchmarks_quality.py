@@ -16,9 +16,12 @@ from atoll.testing.store_contract import NewStore, StoreContract
 from repository import BENCHMARKS
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_tiny_setting_gives_every_number_of_the_report(tmp_path):
-    words = "--text stdlib --replicas 2 --seeds 1 --steps 8 --inner-steps 4 --batch-size 2 --step-s 0.01"
+    text = tmp_path / "text"
+    text.write_bytes(Path(json.__file__).read_bytes())
+    words = f"--text {text} --replicas 2 --seeds 1 --steps 8 --inner-steps 4 --batch-size 2 --step-s 0.01"
     words += " --arms fp32 int8 int4 streaming"
     report = tmp_path / "report.json"
     command = [sys.executable, str(BENCHMARKS / "quality.py"), *words.split(), "--json", str(report)]

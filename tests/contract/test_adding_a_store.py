@@ -58,6 +58,7 @@ def run(package: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["test_sqlite.py", "test_streaming.py"])
 def test_the_stores_of_the_page_keep_the_contract(package: Path, name: str) -> None:
     words = run(package, "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"tests/{name}")

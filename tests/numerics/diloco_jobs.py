@@ -90,6 +90,14 @@ def train(
     }
 
 
+def forked(
+    job: str, store: str, run_id: str, rank: int, world_size: int, attempt: int, fate: None, arguments: dict
+) -> dict:
+    """One of the entry points above and below, in a process that no supervisor started."""
+    ctx = atoll.ReplicaContext(run_id, rank, world_size, store, attempt=attempt)
+    return globals()[job](ctx, **arguments)
+
+
 def train_with_workers(ctx: atoll.ReplicaContext, *, rounds: int, stream: dict) -> dict:
     """Batches come from two forked worker processes, while the replica talks to the store."""
     torch.set_num_threads(1)

@@ -1,18 +1,25 @@
-"""Real processes, real SIGKILL: a run with deaths in it ends with the bits of one without."""
+"""Real processes, real SIGKILL: a run with deaths in it ends with the bits of one without.
+
+Most replicas are forked from a process that has torch loaded: loading it takes longer than all they do here. One test
+launches its replicas, and their supervisors start the killed ones again.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from offspring import Nursery, nursery_in, run_with_restarts
 
 import atoll
 from atoll.registry import open_store
 from atoll.rounds.verify import verify
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-ROUNDS = 10
+REPLICAS, ROUNDS = 3, 10
 POINTS = {
     "0": [
         ["put", "*/rounds/0000000001/update/*", 1],  # before publishing, and before the first checkpoint
@@ -49,6 +56,23 @@ def launched(entry: str, store: str, replicas: int, **options) -> list[dict]:
     return list(run.result().raise_for_failures().values)
 
 
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        with nursery_in(tmp_path_factory.mktemp("nursery"), "diloco_jobs", "torch._dynamo") as made:
+            yield made
+
+
+def forked(nursery: Nursery, entry: str, store: str, replicas: int, run_id: str, **arguments) -> list[dict]:
+    common = {"job": entry, "store": store, "run_id": run_id, "world_size": replicas, "arguments": arguments}
+    ranks = [{**common, "rank": rank} for rank in range(replicas)]
+    try:
+        return [child.value for child in run_with_restarts(nursery, "diloco_jobs:forked", ranks)]
+    finally:
+        nursery.end_children()
+
+
 STREAMS = {
     "blocking-bf16": {"codec": "bf16"},
     "fragments-int4": {"codec": "int4", "inner_steps": 6, "fragments": 2, "delay": 2},
@@ -56,15 +80,26 @@ STREAMS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("diloco_jobs")
 @pytest.mark.parametrize("stream", STREAMS)
-def test_killed_at_every_step_of_the_protocol_a_replica_comes_back_with_the_same_bits(store, stream):
+def test_killed_at_every_step_of_the_protocol_a_replica_comes_back_with_the_same_bits(store, stream, forking):
     args = {"rounds": ROUNDS, "stream": STREAMS[stream]}
-    expected = launched("train", store, 3, args=args, run_id="calm")
-    found = launched("train", store, 3, args={**args, "points": POINTS}, run_id="stormy", max_restarts=3)
+    expected = forked(forking, "train", store, REPLICAS, "calm", **args)
+    found = forked(forking, "train", store, REPLICAS, "stormy", **args, points=POINTS)
+    compare(store, expected, found, attempts=[3, 3, 2])
+
+
+@pytest.mark.usefixtures("diloco_jobs")
+def test_replicas_that_their_supervisors_start_again_have_the_same_bits_too(store, forking):
+    args = {"rounds": 5, "stream": STREAMS["blocking-bf16"]}
+    expected = forked(forking, "train", store, REPLICAS, "calm", **args)
+    args["points"] = {rank: points[:1] for rank, points in POINTS.items()}
+    found = launched("train", store, REPLICAS, args=args, run_id="stormy", max_restarts=1)
+    compare(store, expected, found, attempts=[1, 1, 1])
+
+
+def compare(store: str, expected: list[dict], found: list[dict], *, attempts: list[int]) -> None:
     assert [one.pop("attempt") for one in expected] == [0, 0, 0]
-    assert [one.pop("attempt") for one in found] == [3, 3, 2]
+    assert [one.pop("attempt") for one in found] == attempts
     assert found == expected
     assert len({one["weights"] for one in found}) == 1
     assert len({one["moments"] for one in found}) == 3
@@ -72,10 +107,17 @@ def test_killed_at_every_step_of_the_protocol_a_replica_comes_back_with_the_same
     assert report.is_right, report.difference
 
 
-@pytest.mark.slow
+def test_forked_data_workers_do_not_disturb_the_rounds(store, forking):
+    found = forked(forking, "train_with_workers", store, 2, "run", rounds=14, stream={})
+    look_at_training(found)
+
+
 @pytest.mark.usefixtures("diloco_jobs")
-@pytest.mark.parametrize("stream", [{}, {"delay": 5}])
-def test_forked_data_workers_do_not_disturb_the_rounds(store, stream):
-    found = launched("train_with_workers", store, 2, args={"rounds": 14, "stream": stream})
+def test_forked_data_workers_do_not_disturb_rounds_in_the_background(store):
+    found = launched("train_with_workers", store, 2, args={"rounds": 14, "stream": {"delay": 5}})
+    look_at_training(found)
+
+
+def look_at_training(found: list[dict]) -> None:
     assert found[0]["digest"] == found[1]["digest"]
     assert all(one["steps"] == 140 and one["last"] < one["first"] for one in found)

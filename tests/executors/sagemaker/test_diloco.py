@@ -20,6 +20,7 @@ def bucket(peer) -> str:
     return "s3://meeting"
 
 
+@pytest.mark.slow
 def test_four_replicas_through_s3_end_with_the_local_executors_weights(executor, bucket, store, peer, monkeypatch):
     here = Path(__file__).parent
     monkeypatch.chdir(here)
