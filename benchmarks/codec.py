@@ -37,7 +37,7 @@ Cell = tuple[str, str, str]
 """Kernel, codec, operation."""
 
 
-class Room:
+class Arrays:
     """The arrays of one thread."""
 
     def __init__(self, count: int, seed: int) -> None:
@@ -70,8 +70,9 @@ class Room:
         outer_step(OuterRule(), self.out, self.buffer, self.values, is_first=False)
 
 
-OPERATIONS: dict[str, tuple[Callable[[Room, str], None], int]] = {
-    "encode": (Room.encode, 1), "decode": (Room.decode, 1), "add": (Room.add, 1), "reduce": (Room.reduce, RANKS),
+OPERATIONS: dict[str, tuple[Callable[[Arrays, str], None], int]] = {
+    "encode": (Arrays.encode, 1), "decode": (Arrays.decode, 1), "add": (Arrays.add, 1),
+    "reduce": (Arrays.reduce, RANKS),
 }  # fmt: skip
 
 
@@ -96,30 +97,30 @@ def kernels_there() -> list[str]:
     return [*there, "native"]
 
 
-def plan(names: list[str]) -> dict[Cell, tuple[kernels.Kernels, Callable[[Room], None], int]]:
+def plan(names: list[str]) -> dict[Cell, tuple[kernels.Kernels, Callable[[Arrays], None], int]]:
     """What to measure: with which kernels, how, and how many times the values are gone through."""
-    cells: dict[Cell, tuple[kernels.Kernels, Callable[[Room], None], int]] = {
-        ("-", "-", "memcpy"): (kernels.NUMPY, Room.memcpy, 1)
+    cells: dict[Cell, tuple[kernels.Kernels, Callable[[Arrays], None], int]] = {
+        ("-", "-", "memcpy"): (kernels.NUMPY, Arrays.memcpy, 1)
     }
     for kernel in names:
         installed = kernels_named(kernel)
         for name in codec_names():
             for operation, (do, times) in OPERATIONS.items():
-                cells[kernel, name, operation] = (installed, lambda room, d=do, n=name: d(room, n), times)  # type: ignore[misc]
-        cells[kernel, "-", "outer"] = (installed, lambda room: room.outer(""), 1)
+                cells[kernel, name, operation] = (installed, lambda arrays, d=do, n=name: d(arrays, n), times)  # type: ignore[misc]
+        cells[kernel, "-", "outer"] = (installed, lambda arrays: arrays.outer(""), 1)
     return cells
 
 
-def cpu_seconds(do: Callable[[Room], None], room: Room) -> float:
+def cpu_seconds(do: Callable[[Arrays], None], arrays: Arrays) -> float:
     began = time.thread_time()
-    do(room)
+    do(arrays)
     return time.thread_time() - began
 
 
 def measure(asked: argparse.Namespace) -> dict[Cell, float]:
     """GB/s: of one core by the CPU clock, of all threads together by the other."""
     count = asked.values // asked.threads
-    rooms = [Room(count, seed) for seed in range(asked.threads)]
+    every_thread = [Arrays(count, seed) for seed in range(asked.threads)]
     cells = plan(asked.kernels)
     seen: dict[Cell, list[float]] = {cell: [] for cell in cells}
     with ThreadPoolExecutor(asked.threads) as pool:
@@ -127,10 +128,10 @@ def measure(asked: argparse.Namespace) -> dict[Cell, float]:
             for cell, (installed, do, times) in cells.items():
                 kernels.use(installed)
                 began = time.perf_counter()
-                cpu_s = sum(pool.map(lambda room, d=do: cpu_seconds(d, room), rooms))  # type: ignore[misc]
+                cpu_s = sum(pool.map(lambda arrays, d=do: cpu_seconds(d, arrays), every_thread))  # type: ignore[misc]
                 spent_s = cpu_s if asked.clock == "cpu" else time.perf_counter() - began
                 if turn:  # the first one warms up
-                    seen[cell].append(4e-9 * count * times * len(rooms) / spent_s)
+                    seen[cell].append(4e-9 * count * times * len(every_thread) / spent_s)
     return {cell: statistics.median(rates) for cell, rates in seen.items()}
 
 

@@ -41,7 +41,7 @@ SMALLEST_MIB = 64
 
 
 @dataclass(frozen=True)
-class StopReason:
+class Selection:
     replicas: list[int]
     mib: list[int]
     repeat: int
@@ -53,7 +53,7 @@ class StopReason:
     tuning: dict[str, Any]
 
 
-def walls(asked: StopReason) -> Iterator[Row]:
+def walls(asked: Selection) -> Iterator[Row]:
     """Wall, CPU, bytes and requests of every way to average, for each N and size."""
     for replicas in asked.replicas:
         for mib in asked.mib:
@@ -61,7 +61,7 @@ def walls(asked: StopReason) -> Iterator[Row]:
                 yield from wall_rows(folder, plain, server, replicas, mib, asked.repeat, asked.tuning)
 
 
-def memory(asked: StopReason) -> Iterator[Row]:
+def memory(asked: Selection) -> Iterator[Row]:
     """Peak of the resident memory over the two arrays, at two sizes."""
     replicas = min(max(asked.replicas), 4)
     for mib in sorted({min(asked.mib), max(asked.mib)}):
@@ -69,7 +69,7 @@ def memory(asked: StopReason) -> Iterator[Row]:
             yield from memory_rows(folder, server, replicas, mib, asked.tuning)
 
 
-def cpu(asked: StopReason) -> Iterator[Row]:
+def cpu(asked: Selection) -> Iterator[Row]:
     """Client CPU per GB of one stream against a bare socket."""
     for body_mib, count in ((64, 4), (16, 16), (4, 64)) if max(asked.mib) >= 64 else ((1, 2),):
         with _scratch(asked) as (_, server):
@@ -78,14 +78,14 @@ def cpu(asked: StopReason) -> Iterator[Row]:
             yield from cpu_rows(server, body_mib, count, asked.repeat)
 
 
-def latency(asked: StopReason) -> Iterator[Row]:
+def latency(asked: Selection) -> Iterator[Row]:
     """A store that is 100 ms away and gives 100 MB/s to each connection."""
     if asked.is_wired:
         replicas, mib = min(max(asked.replicas), 4), min(min(asked.mib), 64)
         yield from latency_rows(asked.folder, replicas, mib, asked.repeat, asked.tuning)
 
 
-SECTIONS: dict[str, Callable[[StopReason], Iterator[Row]]] = {
+SECTIONS: dict[str, Callable[[Selection], Iterator[Row]]] = {
     "walls": walls, "memory": memory, "cpu": cpu, "latency": latency,
 }  # fmt: skip
 
@@ -93,7 +93,7 @@ SECTIONS: dict[str, Callable[[StopReason], Iterator[Row]]] = {
 class _scratch:  # noqa: N801 - used like a function
     """A fresh folder in memory, and a server in it if there can be one."""
 
-    def __init__(self, asked: StopReason) -> None:
+    def __init__(self, asked: Selection) -> None:
         self._asked, self._open = asked, ExitStack()
 
     def __enter__(self) -> tuple[Path, WireServer | None]:
@@ -107,7 +107,7 @@ class _scratch:  # noqa: N801 - used like a function
 
 
 @contextmanager
-def _small(asked: StopReason) -> Iterator[Path | None]:
+def _small(asked: Selection) -> Iterator[Path | None]:
     """A fresh folder in memory without large pages, if the other one has them."""
     if asked.plain is None:
         yield None
@@ -149,7 +149,7 @@ def main() -> int:
             print(f"{trouble}, so files have the pages of {given.folder}", flush=True)
         plain = Path(folder) if trouble is None else None
         tuning = {"keep_freed_memory": not given.default_allocator}
-        asked = StopReason(given.replicas, given.mib, given.repeat, given.only, large, plain, missing is None, tuning)
+        asked = Selection(given.replicas, given.mib, given.repeat, given.only, large, plain, missing is None, tuning)
         for name in given.only:
             for row in SECTIONS[name](asked):
                 rows.append(row)

@@ -21,7 +21,7 @@ from atoll.rounds.context import RoundContext
 from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.frames import checksum, digest
 from atoll.rounds.io import Gather, Steps
-from atoll.rounds.layout import Room, Sink, Source
+from atoll.rounds.layout import BufferSink, Sink, Source
 from atoll.rounds.one_pass import sum_of_squares
 from atoll.rounds.publish import put_chunk
 from atoll.rounds.records import Commit, Contribution, Offer
@@ -291,7 +291,7 @@ def is_named(offer: Offer | None, named: Contribution) -> bool:
 
 def sink_slice(sink: Sink, start: int, stop: int) -> F32 | None:
     """The elements `[start, stop)` of the sink as one writable array; None if the sink has no such array."""
-    return sink.room(start, stop) if isinstance(sink, Room) else None
+    return sink.buffer(start, stop) if isinstance(sink, BufferSink) else None
 
 
 def joined(parts: list[Buffer]) -> Buffer:

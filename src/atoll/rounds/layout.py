@@ -140,10 +140,10 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class Room(Protocol):
+class BufferSink(Protocol):
     """A sink whose memory can be written directly."""
 
-    def room(self, start: int, stop: int) -> F32 | None:
+    def buffer(self, start: int, stop: int) -> F32 | None:
         """The elements `[start, stop)` as one writable array, or None if they are in several arrays."""
         ...
 
@@ -172,7 +172,7 @@ class ArrayVector:
             part[a:b] = values[taken : taken + b - a]
             taken += b - a
 
-    def room(self, start: int, stop: int) -> F32 | None:
+    def buffer(self, start: int, stop: int) -> F32 | None:
         found = self._pieces(start, stop)
         return found[0][0][found[0][1] : found[0][2]] if len(found) == 1 else None
 

@@ -81,12 +81,13 @@ def parse_address(uri: str) -> CloudAddress:
     scheme, separator, rest = base.partition("://")
     if not separator or scheme not in _SCHEMES:
         hint = "write s3://…, gs://… or az://…"
-        raise ConfigError(f"not the address of a cloud store: {uri!r}", reason="scheme", hint=hint)
+        raise ConfigError(f"not the address of a cloud store: {base!r}", reason="scheme", hint=hint)
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if not bucket or "@" in bucket:
         hint = f"write {scheme}://bucket/prefix; secrets never go in a URI"
-        raise ConfigError(f"no bucket in {base!r}", reason="bucket", hint=hint)
+        shown = f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in bucket else base  # never a password
+        raise ConfigError(f"no bucket in {shown!r}", reason="bucket", hint=hint)
     if prefix:
         try:
             check_key(prefix)
