@@ -28,6 +28,7 @@ def nested(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
     """A folder for tests that another pytest runs."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("COLUMNS", "200")  # whole messages in the summary
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     return pytester

@@ -46,12 +46,12 @@ class UnquotesKeys(OpensBodies):
 
 class OpensWhatIsNotThere(OpensBodies):
     def open(self, key: str) -> Body:
-        return BufferBody(self._shelf.objects.get(check_key(key), b""))
+        return BufferBody(self._objects.by_key.get(check_key(key), b""))
 
 
 class OpensAnyKey(OpensBodies):
     def open(self, key: str) -> Body:
-        return BufferBody(self._shelf.objects.get(key, b""))
+        return BufferBody(self._objects.by_key.get(key, b""))
 
 
 class FillsUpWithZeros(OpensBodies):

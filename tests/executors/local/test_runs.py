@@ -155,8 +155,8 @@ def test_a_killed_uploader_is_replaced_and_nothing_is_lost(jobs, store):
     os.kill(uploader, signal.SIGKILL)
     until(lambda: len([p for p in processes_of(run) if p != uploader]) == 4, "another uploader runs")
     run.cancel()
-    assert all(outcome.state is ReplicaState.CANCELLED for outcome in run._witness.outcomes().values())
-    assert len(run._witness.outcomes()) == 2
+    assert all(outcome.state is ReplicaState.CANCELLED for outcome in run._stored.outcomes().values())
+    assert len(run._stored.outcomes()) == 2
 
 
 def test_restarts_count_attempts_and_keep_each_log(jobs, store):
@@ -179,13 +179,13 @@ def test_output_is_captured_from_the_first_byte_in_order_and_binary_safe(jobs, s
     run.wait(LIMIT_S)
     expected = ["\x00\\xff binary", "out 1", "err 1", "out 2", "err 2", "raw", "no line end"]
     assert list(run.logs(0)) == expected
-    assert b"".join(run._witness.log(0)) == b"\0\xff binary\nout 1\nerr 1\nout 2\nerr 2\nraw\nno line end"
+    assert b"".join(run._stored.log(0)) == b"\0\xff binary\nout 1\nerr 1\nout 2\nerr 2\nraw\nno line end"
 
 
 def test_two_hundred_megabytes_of_output_are_all_there(jobs, store):
     run = atoll.launch("jobs:shout", store=store, args={"megabytes": 200})
     assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
-    assert sum(len(piece) for piece in run._witness.log(0)) == 200 << 20
+    assert sum(len(piece) for piece in run._stored.log(0)) == 200 << 20
     assert list(run.logs(0, tail=2)) == ["x" * 1023] * 2
 
 
