@@ -72,9 +72,17 @@ def test_no_secret_and_no_argument_is_in_a_log_line(cli):
 
 
 @pytest.mark.parametrize(
-    "uri", ["s3://bucket/x?aws_secret_access_key=sesame", "file:///nowhere?token=sesame", "s3://me:sesame@bucket/x"]
+    "uri",
+    [
+        "s3://bucket/x?aws_secret_access_key=sesame",
+        "file:///nowhere?token=sesame",
+        "s3://me:sesame@bucket/x",
+        "s3://me:sesame/slash@bucket/x",
+        "s3://bucket/x?endpoint=http://me:sesame@127.0.0.1:1",
+    ],
 )
-def test_credentials_in_the_address_of_a_store_are_in_no_log_line(cli, uri):
-    done = cli("-vv", "run", "job:ok", "--store", uri)
+@pytest.mark.parametrize("words", [["run", "job:ok"], ["status", "r1"], ["verify", "r1"]])
+def test_credentials_in_the_address_of_a_store_are_in_no_output(cli, words, uri):
+    done = cli("-vv", *words, "--store", uri)
     assert done.code != 0
-    assert "sesame" not in "".join(line for line in done.stderr.splitlines() if LINE.match(line))
+    assert "sesame" not in done.stderr + done.stdout

@@ -136,6 +136,12 @@ def test_logs_are_the_last_lines_and_only_lines(executor, jobs):
     assert executor.stream_logs(handles[1], n_lines=0) == ""
 
 
+def test_a_handle_of_an_earlier_version_still_works(executor):
+    (handle,) = executor.launch_replicas(1, "jobs:echo", {"x": 1}, timeout=60)
+    earlier = ReplicaHandle(handle.rank, "local", handle.metadata)
+    assert [row["status"] for row in executor.collect([earlier])] == ["succeeded"]
+
+
 def test_a_foreign_or_broken_handle_is_refused(executor):
     with pytest.raises(ConfigError, match="`modal`"):
         executor.poll(ReplicaHandle(0, "modal", {}))

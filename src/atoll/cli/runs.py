@@ -24,7 +24,8 @@ def find_run(name: str, store: str | None) -> Run:
     settings = config.load()
     if store is None and "://" not in name and index.find(name) is None:
         store = settings.get("store")
-    log.debug("run %s: reading it from %s", name, store or "the store of the local index")
+    # The address may contain a password, so it is not logged.
+    log.debug("run %s: reading it from %s", name, "the given store" if store else "the store of the local index")
     with suggesting(name, store):
         return attach(name, store=store, settings=_executor_settings(settings, name, store))
 

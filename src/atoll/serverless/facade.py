@@ -23,6 +23,8 @@ class Facade:
 
     backend_name: str
     supports_inter_replica_network: bool
+    earlier_names: tuple[str, ...] = ()
+    """Backend names in handles of earlier versions, which this facade reads too."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Facade:
 
     def _run(self, handle: ReplicaHandle) -> Run:
         """The run of a handle, found from the handle alone."""
-        if handle.backend_name != self.backend_name:
+        if handle.backend_name not in (self.backend_name, *self.earlier_names):
             raise ConfigError(
                 f"the handle belongs to `{handle.backend_name}`, but this executor is `{self.backend_name}`"
             )

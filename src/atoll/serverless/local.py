@@ -17,6 +17,7 @@ class LocalProcessExecutor(Facade):
     """Replicas are processes on this machine. `store` has their results and logs."""
 
     backend_name = "local_process"
+    earlier_names = ("local",)
     supports_inter_replica_network = True
 
     def __init__(

@@ -84,9 +84,9 @@ def parse_address(uri: str) -> CloudAddress:
         raise ConfigError(f"not the address of a cloud store: {base!r}", reason="scheme", hint=hint)
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
-    if not bucket or "@" in bucket:
+    if not bucket or "@" in bucket or ":" in bucket:
         hint = f"write {scheme}://bucket/prefix; secrets never go in a URI"
-        shown = f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in bucket else base  # never a password
+        shown = f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in rest else base  # never a password
         raise ConfigError(f"no bucket in {shown!r}", reason="bucket", hint=hint)
     if prefix:
         try:
@@ -111,6 +111,6 @@ def _checked(address: CloudAddress) -> CloudAddress:
         return address
     parts = urlsplit(address.endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc or parts.query:
-        message = f"an endpoint is an http(s) URL without user or query, not {address.endpoint!r}"
+        message = f"an endpoint is an http(s) URL without user or query, not {parts.scheme}://{parts.hostname or ''}"
         raise ConfigError(message, reason="endpoint")
     return replace(address, endpoint=address.endpoint.rstrip("/"))
