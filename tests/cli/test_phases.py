@@ -295,10 +295,8 @@ def test_the_screen_shows_the_last_rounds_and_whom_the_next_waits_for(cli):
     gate = cli.folder / "gate"
     run = cli.detached("roundjob:rounds", "-n", 2, "--arg", f"gate={gate}")
     with terminal(cli, "top", run, rows=24, columns=200) as screen:
-        screen.until(str(Waiting(1, (0,), (1,))))
-        drawn = screen.until("shape: c compute")
-        for word in ("exposed", "hidden", "requests", "q quits"):
-            assert word in drawn
+        for word in (str(Waiting(1, (0,), (1,))), "shape: c compute", "exposed", "hidden", "requests", "q quits"):
+            assert word in screen.until(word)
         gate.touch()
         screen.until("succeeded")
         screen.press("q")

@@ -192,9 +192,8 @@ def test_run_shows_what_the_bundle_holds(cli):
 def test_ctrl_c_detaches_and_the_run_goes_on(cli):
     gate = cli.folder / "gate"
     with terminal(cli, "run", "job:until", "-n", 2, "--arg", f"gate={gate}", "--run-id", "kept") as screen:
-        drawn = screen.until("rank 1 waits")
-        for word in ("rank", "state", "running", "loss", "0.5", "Ctrl-C"):
-            assert word in drawn
+        for word in ("rank 1 waits", "state", "running", "loss", "0.5", "Ctrl-C"):
+            assert word in screen.until(word)
         screen.interrupt()
         assert screen.end() == 130
         assert "`kept`" in screen.plain
