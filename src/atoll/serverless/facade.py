@@ -14,6 +14,7 @@ from atoll.handle import RunHandle
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome
 from atoll.runs.run import Run, prepare
+from atoll.runs.stop import stop
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.status import ReplicaState
 
@@ -62,7 +63,7 @@ class Facade:
             rank_env=rank_env,
         )
         run = draft.submit()
-        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri}
+        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri, "launch": run.launch}
         return [ReplicaHandle(rank, self.backend_name, dict(metadata)) for rank in range(n_replicas)]
 
     def poll(self, handle: ReplicaHandle) -> str:
@@ -72,7 +73,8 @@ class Facade:
         return "".join(f"{line}\n" for line in self._run(handle).logs(handle.rank, tail=n_lines))
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        self._run(handle).cancel()
+        self._check(handle)
+        stop(str(handle.metadata["run"]), lambda: self._run(handle), lambda _: self._executor)
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
         deadline = Deadline(timeout, self._clock)
@@ -107,13 +109,7 @@ class Facade:
 
     def _run(self, handle: ReplicaHandle) -> Run:
         """The run of a handle, found from the handle alone."""
-        if handle.backend_name not in (self.backend_name, *self.earlier_names):
-            raise ConfigError(
-                f"the handle belongs to `{handle.backend_name}`, but this executor is `{self.backend_name}`"
-            )
-        missing = [name for name in ("run_id", "run", "store") if name not in handle.metadata]
-        if missing:
-            raise ConfigError(f"the handle has no {', '.join(missing)}; use handles that `launch_replicas` returned")
+        self._check(handle)
         from atoll.journal import read_run
         from atoll.spec import RunSpec
 
@@ -121,7 +117,18 @@ class Facade:
         spec = RunSpec.from_json(read_run(store, handle.metadata["run_id"])["spec"])
         if not isinstance(handle.rank, int) or not 0 <= handle.rank < spec.placement.replicas:
             raise ConfigError(f"rank {handle.rank}: run `{spec.run_id}` has {spec.placement.replicas} replicas")
-        return Run(spec, self._executor, store, RunHandle.parse(handle.metadata["run"]), self._clock)
+        launch, run = handle.metadata.get("launch", 1), RunHandle.parse(handle.metadata["run"])
+        return Run(spec, self._executor, store, run, self._clock, launch=launch)
+
+    def _check(self, handle: ReplicaHandle) -> None:
+        """Raise `ConfigError` if the handle is not one of this backend."""
+        if handle.backend_name not in (self.backend_name, *self.earlier_names):
+            raise ConfigError(
+                f"the handle belongs to `{handle.backend_name}`, but this executor is `{self.backend_name}`"
+            )
+        missing = [name for name in ("run_id", "run", "store") if name not in handle.metadata]
+        if missing:
+            raise ConfigError(f"the handle has no {', '.join(missing)}; use handles that `launch_replicas` returned")
 
 
 def _with_colon(entrypoint: str | Callable[..., Any]) -> str | Callable[..., Any]:
