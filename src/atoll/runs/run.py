@@ -240,6 +240,9 @@ class Run:
     ) -> RunStatus:
         """Return when the run has ended. After `timeout_s` raise `WaitTimeout`; `on_deadline="cancel"` cancels first.
 
+        `WaitTimeout.status` is the last status that was read. The deadline holds also while the service or the store
+        does not answer.
+
         If the store or the backend cannot be reached, retry for five minutes, then raise its error. `on_trouble` is
         called with each such error, and with None after the next success.
         """
@@ -258,8 +261,9 @@ class Run:
         except WaitTimeout as exc:
             if on_deadline == "cancel":
                 self._cancel(f"cancelled because it was still running after {timeout_s:g} s")
-                raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}") from exc
-            raise WaitTimeout(f"run `{self.id}` is {exc.message}", hint=f"atoll wait {self.id}") from exc
+                raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}", status=exc.status) from exc
+            hint = f"atoll wait {self.id}"
+            raise WaitTimeout(f"run `{self.id}` is {exc.message}", status=exc.status, hint=hint) from exc
         if fail_fast and not status.is_terminal:
             self._cancel(f"cancelled because {_ended(status)}")
             return self.status()
