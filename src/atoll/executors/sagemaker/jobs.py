@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
 from atoll.errors import BackendError, RunNotFound
-from atoll.executors.sagemaker.client import AwsClient
+from atoll.executors.sagemaker.client import AwsClient, Pages
 from atoll.executors.sagemaker.errors import EXECUTOR, is_over_already
 from atoll.executors.sagemaker.request import job_name
 from atoll.executors.sagemaker.status import is_over, needs_description
@@ -117,6 +117,7 @@ class Jobs:
     def _list(self, region: str, label: str) -> list[Job]:
         found: list[Job] = []
         more: dict[str, Any] = {}
+        pages = Pages(f"the list of jobs of `{label}`", "status")
         while True:
             answer = self._client.call(
                 "sagemaker",
@@ -133,7 +134,7 @@ class Jobs:
             found += answer.get("TrainingJobSummaries", [])
             if not answer.get("NextToken"):
                 return found
-            more = {"NextToken": str(answer["NextToken"])}
+            more = {"NextToken": pages.after(str(answer["NextToken"]))}
 
     def _call(self, verb: str, operation: str, name: str, region: str) -> Job:
         what = f"{verb.partition('_')[0]} job `{name}`"
