@@ -44,6 +44,8 @@ class Engine:
         self.tempo = tempo or Tempo()
         self._sink, self._region = sink, region
         self._threads: list[Thread] = []
+        self._started: list[Job] = []
+        """Every job that has a thread, forgotten ones too."""
         self._lock = Lock()
 
     def answer(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,11 +78,12 @@ class Engine:
 
     def close(self) -> None:
         self.admits.set()
-        for job in list(self.jobs.values()):
+        for job in self._started:
             job.kill()
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        self._started.clear()
         self.jobs.clear()
 
     # ── the operations, by AWS's names ──────────────────────────────────────────────────────────────────────────
@@ -100,6 +103,7 @@ class Engine:
             job.unseen = dict(self.unseen_looks)
         thread = Thread(target=job.run, args=(self.admits,), daemon=True)
         self._threads.append(thread)
+        self._started.append(job)
         thread.start()
         return {"TrainingJobArn": arn}
 
