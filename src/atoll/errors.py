@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from atoll.result import RunResult
+    from atoll.status import RunStatus
 
 logging.getLogger("atoll").addHandler(logging.NullHandler())  # here, because every other module imports this one
 
@@ -333,9 +334,18 @@ class RunFailed(AtollError):
 
 
 class WaitTimeout(AtollError, TimeoutError):
-    """The wait's deadline passed before the run was over."""
+    """The wait's deadline passed before the run was over.
+
+    `status` is the last `RunStatus` that was read; None if no status was read.
+    """
 
     exit_code = 124
+
+    def __init__(
+        self, message: str, *, status: RunStatus | None = None, reason: str = "", hint: str | None = None
+    ) -> None:
+        self.status = status
+        super().__init__(message, reason=reason, hint=hint)
 
 
 class InternalError(AtollError):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from atoll._threads import map_in_background
 from atoll.errors import BadKey, KeyNotFound
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.timeline import RoundRecord
@@ -240,5 +240,4 @@ def _each(read: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     """Read many items in parallel, because most stores have a high latency."""
     if len(items) < 2:
         return [read(item) for item in items]
-    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
-        return list(pool.map(read, items))
+    return map_in_background(read, items, most=_PARALLEL_READS)

@@ -114,19 +114,29 @@ def prepare(
 def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:
     """The run with this id or handle, from any process.
 
-    An id is looked up in `store`, or in the local index; a handle also at the backend it names.
+    An id is looked up in `store`, or in the local index; a handle also at the backend it names. If the store does not
+    answer, or has lost the run, but the handle is known, the result is an `UnrecordedRun`, which can still be stopped.
     """
     handle = RunHandle.parse(run) if "://" in run else None
     known = None if store and handle is None else index.find(run)
     run_id, where = (known.run_id, store or known.store) if known else (None if handle else run, store)
     if handle is not None and (run_id is None or where is None):
         run_id, where = _origin(handle, where, settings or {})
-    if run_id is None or where is None:
-        raise RunNotFound(
-            f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
-        )
-    opened = registry.open_store(where)
-    return Run.stored(opened, run_id, handle, settings)
+    known_handle = handle or (RunHandle.parse(known.handle) if known else None)
+    try:
+        if run_id is None or where is None:
+            raise RunNotFound(
+                f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
+            )
+        return Run.stored(registry.open_store(where), run_id, handle, settings)
+    except (StoreError, RunNotFound) as exc:
+        if known_handle is None:
+            raise
+        found = UnrecordedRun(run_id or known_handle.native_id, known_handle, exc, settings)
+        if isinstance(exc, RunNotFound) and not found.is_known_to_backend:
+            raise
+        log.warning("%s; only the handle of run `%s` is known", exc.message, found.id)
+        return found
 
 
 def _origin(
@@ -267,6 +277,9 @@ class Run:
     ) -> RunStatus:
         """Return when the run has ended. After `timeout_s` raise `WaitTimeout`; `on_deadline="cancel"` cancels first.
 
+        `WaitTimeout.status` is the last status that was read. The deadline holds also while the service or the store
+        does not answer.
+
         If the store or the backend cannot be reached, retry for five minutes, then raise its error. `on_trouble` is
         called with each such error, and with None after the next success.
         """
@@ -290,8 +303,9 @@ class Run:
         except WaitTimeout as exc:
             if on_deadline == "cancel":
                 self._cancel(f"cancelled because it was still running after {timeout_s:g} s")
-                raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}") from exc
-            raise WaitTimeout(f"run `{self.id}` is {exc.message}", hint=f"atoll wait {self.id}") from exc
+                raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}", status=exc.status) from exc
+            hint = f"atoll wait {self.id}"
+            raise WaitTimeout(f"run `{self.id}` is {exc.message}", status=exc.status, hint=hint) from exc
         if fail_fast and not status.is_terminal:
             self._cancel(f"cancelled because {_ended(status)}")
             return self.status()
@@ -424,6 +438,43 @@ class Run:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
             return outcome
         return replace(outcome, last_lines=last_lines(lambda: self.logs(outcome.rank, tail=5)))
+
+
+class UnrecordedRun(Run):
+    """A run whose record cannot be read: only its handle is known. The backend gives its status and stops it.
+
+    Whatever needs the record raises the error of the store.
+    """
+
+    def __init__(
+        self, run_id: str, handle: RunHandle, problem: AtollError, settings: Mapping[str, Any] | Executor | None
+    ) -> None:
+        given = settings if isinstance(settings, Executor) else None
+        self.executor = given or registry.executor(handle.executor, **(settings or {}))  # type: ignore[arg-type]
+        self.id, self.launch, self._handle, self._problem = run_id, 1, handle, problem
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("spec", "store", "_stored", "_clock"):
+            raise self._problem
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return f"<UnrecordedRun {self.id} on {self.executor.name}, {self.handle}>"
+
+    @property
+    def is_known_to_backend(self) -> bool:
+        """Whether the backend knows any replica of the run."""
+        return any(replica.state is not ReplicaState.LOST for replica in self.status().replicas)
+
+    def status(self, *, progress: bool = True) -> RunStatus:  # noqa: ARG002  heartbeats are in the store
+        """The status of every rank, from the backend alone."""
+        return self.executor.status(self.handle)
+
+    def cancel(self) -> Stopped:
+        """Stop every replica. The stop is not recorded."""
+        before = status_or_none(self.executor, self.handle)
+        self.executor.cancel(self.handle)
+        return Stopped(before, None if before is not None and before.is_terminal else self._problem)
 
 
 def status_or_none(executor: Executor, handle: RunHandle) -> RunStatus | None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
 from atoll.errors import BackendError, RunNotFound
-from atoll.executors.sagemaker.client import AwsClient
+from atoll.executors.sagemaker.client import AwsClient, Pages
 from atoll.executors.sagemaker.errors import EXECUTOR, is_over_already
 from atoll.executors.sagemaker.request import job_name
 from atoll.executors.sagemaker.status import is_over, needs_description
 
-_PAGE, _MOST_PAGES = 100, 1000
+_PAGE = 100
 Job = dict[str, Any]
 """A job as a list or a description returns it; both have the same field names."""
 
@@ -131,7 +131,7 @@ class Jobs:
     def _list(self, region: str, label: str) -> list[Job]:
         found: list[Job] = []
         more: dict[str, Any] = {}
-        tokens: set[str] = set()
+        pages = Pages(f"the list of jobs of `{label}`", "status")
         while True:
             answer = self._client.call(
                 "sagemaker",
@@ -149,11 +149,7 @@ class Jobs:
             token = str(answer.get("NextToken") or "")
             if not token:
                 return found
-            if token in tokens or len(tokens) >= _MOST_PAGES:
-                message = f"the list of the jobs of `{label}` does not end: {len(tokens)} pages"
-                raise BackendError(message, executor=EXECUTOR, operation="status", reason="endless")
-            tokens.add(token)
-            more = {"NextToken": token}
+            more = {"NextToken": pages.after(token)}
 
     def _call(self, verb: str, operation: str, name: str, region: str, *, tries: int | None = None) -> Job:
         what = f"{verb.partition('_')[0]} job `{name}`"
