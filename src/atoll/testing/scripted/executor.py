@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.context import GRACE, RunContext, rank_environment
@@ -29,11 +29,12 @@ from atoll.errors import (
     Unsupported,
     translating,
 )
-from atoll.executors.base import Capabilities, Plan, check
+from atoll.executors.base import Capabilities, Plan, check, store_problems
 from atoll.handle import RunHandle
 from atoll.names import native_name
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.validation import OBJECT, SECONDS_ABOVE_0, TEXT, checks_settings
 
 CAPABILITIES = Capabilities(
     code=frozenset({"image", "bundle"}),
@@ -63,12 +64,20 @@ class ScriptedExecutor:
     name: ClassVar[str] = "scripted"
     capabilities: ClassVar[Capabilities] = CAPABILITIES
 
+    @checks_settings
     def __init__(
-        self, *, endpoint: str, group: bool = False, timeout_s: float = 30.0, clock: Clock = SYSTEM_CLOCK
+        self,
+        *,
+        endpoint: Annotated[str, TEXT],
+        group: bool = False,
+        timeout_s: Annotated[float, SECONDS_ABOVE_0] = 30.0,
+        store_is_mounted: bool = False,
+        clock: Annotated[Clock, OBJECT] = SYSTEM_CLOCK,
     ) -> None:
         self._sdk = _sdk()
         self._client = self._sdk.ScriptedClient(endpoint, timeout_s=timeout_s)
         self._endpoint, self._group, self._clock = endpoint, group, clock
+        self._store_is_mounted = store_is_mounted
         self._errors: dict[type[Exception], type[AtollError]] = {
             self._sdk.Denied: AuthError,
             self._sdk.NoSuchJob: RunNotFound,
@@ -79,6 +88,7 @@ class ScriptedExecutor:
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
         problems = check(placement, CAPABILITIES)
+        problems += store_problems(context.store_uri, is_mounted=self._store_is_mounted)
         if problems:
             raise Unsupported(self.name, context.run_id, problems)
         label = native_name(context.run_id, context.store_uri, reserve=6)
