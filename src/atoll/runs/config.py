@@ -192,7 +192,7 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
         return int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError("a whole number")
