@@ -128,7 +128,12 @@ TEXT = Kind("a text that is not empty", is_text)
 PATH = Kind("a path", is_path)
 OBJECT = Kind(
     "an object, which only Python code can give",
-    lambda value: not isinstance(value, str | bytes | bool | int | float | list | tuple | Mapping),
+    lambda value: value is not None and not isinstance(value, str | bytes | int | float | list | tuple | Mapping),
+)
+FUNCTION = Kind("a function, which only Python code can give", callable)
+CLOCK = Kind(
+    "a clock, which only Python code can give",
+    lambda value: all(callable(getattr(value, name, None)) for name in ("time", "monotonic", "sleep")),
 )
 _PLAIN: dict[Any, Kind] = {
     str: Kind("a text", a(str)),

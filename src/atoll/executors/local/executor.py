@@ -30,7 +30,7 @@ from atoll.replica import processes
 from atoll.replica.spool import Spool, read_json
 from atoll.spec import Placement
 from atoll.status import RunStatus
-from atoll.validation import OBJECT, PATH, checks_settings
+from atoll.validation import CLOCK, FUNCTION, PATH, checks_settings
 
 _READY_S = 60.0
 _STOP_S = 150.0
@@ -53,8 +53,8 @@ class LocalExecutor:
         self,
         *,
         root: Annotated[str | os.PathLike[str], PATH] | None = None,
-        devices: Annotated[Callable[[], Sequence[gpus.Device]], OBJECT] = gpus.present,
-        clock: Annotated[Clock, OBJECT] = SYSTEM_CLOCK,
+        devices: Annotated[Callable[[], Sequence[gpus.Device]], FUNCTION] = gpus.present,
+        clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
     ) -> None:
         self._root = Path(root).absolute() if root is not None else home() / "local"
         self._devices = devices
@@ -274,14 +274,20 @@ def _secret_values(references: Mapping[str, str]) -> dict[str, str]:
 
 def _check_root(root: Path) -> None:
     """Raise `InvalidSpec` if the folder of the spools cannot be created or written."""
-    present = next(folder for folder in (root, *root.parents) if folder.exists())
+    present = next(folder for folder in (root, *root.parents) if os.path.exists(folder))
+    why = None
+    try:
+        os.stat(root)
+    except FileNotFoundError:
+        pass
+    except OSError as exc:
+        why = str(exc.strerror)
     if not present.is_dir():
-        problem = f"root=`{root}`: `{present}` is not a folder"
+        why = f"`{present}` is not a folder"
     elif not os.access(present, os.W_OK | os.X_OK):
-        problem = f"root=`{root}`: `{present}` cannot be written"
-    else:
-        return
-    raise InvalidSpec("the configuration of executor `local`", [problem], hint=_ROOT_HINT)
+        why = f"`{present}` cannot be written"
+    if why is not None:
+        raise InvalidSpec("the configuration of executor `local`", [f"root=`{root}`: {why}"], hint=_ROOT_HINT)
 
 
 def _writable(root: Path) -> Check:

@@ -28,7 +28,7 @@ from atoll.executors.sagemaker.submit import Submission
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
-from atoll.validation import OBJECT, check_settings, checks_settings
+from atoll.validation import CLOCK, check_settings, checks_settings
 
 
 class SageMakerTrainingExecutor:
@@ -52,7 +52,7 @@ class SageMakerTrainingExecutor:
         log_lag_s: Lag = 10.0,
         list_calls_per_s: Rate = 1.8,
         calls_per_s: Rate = 8.0,
-        clock: Annotated[Clock, OBJECT] = SYSTEM_CLOCK,
+        clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
         **job: Any,
     ) -> None:
         self._settings = JobSettings(**job)

@@ -55,7 +55,7 @@ Count = Annotated[int, COUNT]
 Seconds = Annotated[float, Kind(f"seconds above 0, at most {_LONGEST_S}", between(1e-3, _LONGEST_S))]
 Lag = Annotated[float, Kind(f"seconds from 0 to {_LONGEST_S}", between(0, _LONGEST_S))]
 Rate = Annotated[float, Kind("calls a second, from 0.01 to 10000", between(0.01, 10_000))]
-Client = Annotated[Any, OBJECT]
+Client = Annotated[Any, OBJECT._replace(may_be_none=True)]
 Region = Annotated[
     str,
     Kind(

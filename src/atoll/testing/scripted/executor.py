@@ -34,7 +34,7 @@ from atoll.handle import RunHandle
 from atoll.names import native_name
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
-from atoll.validation import OBJECT, SECONDS_ABOVE_0, TEXT, checks_settings
+from atoll.validation import CLOCK, SECONDS_ABOVE_0, TEXT, checks_settings
 
 CAPABILITIES = Capabilities(
     code=frozenset({"image", "bundle"}),
@@ -72,7 +72,7 @@ class ScriptedExecutor:
         group: bool = False,
         timeout_s: Annotated[float, SECONDS_ABOVE_0] = 30.0,
         store_is_mounted: bool = False,
-        clock: Annotated[Clock, OBJECT] = SYSTEM_CLOCK,
+        clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
     ) -> None:
         self._sdk = _sdk()
         self._client = self._sdk.ScriptedClient(endpoint, timeout_s=timeout_s)
