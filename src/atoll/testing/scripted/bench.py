@@ -31,7 +31,7 @@ class ScriptedBench(Bench):
             yield cls(
                 "atoll.testing.scripted.executor:ScriptedExecutor",
                 store_uri(str(folder / "store")),
-                {"endpoint": server.endpoint, "group": group, "store_is_mounted": True},
+                {"endpoint": server.endpoint, "group": group},
                 secret=("vault:contract", "hunter2 hunter3"),
                 impatient={"timeout_s": 0.8},
                 extra="scripted",

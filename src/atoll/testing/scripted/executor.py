@@ -71,13 +71,11 @@ class ScriptedExecutor:
         endpoint: Annotated[str, TEXT],
         group: bool = False,
         timeout_s: Annotated[float, SECONDS_ABOVE_0] = 30.0,
-        store_is_mounted: bool = False,
         clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
     ) -> None:
         self._sdk = _sdk()
         self._client = self._sdk.ScriptedClient(endpoint, timeout_s=timeout_s)
         self._endpoint, self._group, self._clock = endpoint, group, clock
-        self._store_is_mounted = store_is_mounted
         self._errors: dict[type[Exception], type[AtollError]] = {
             self._sdk.Denied: AuthError,
             self._sdk.NoSuchJob: RunNotFound,
@@ -88,7 +86,9 @@ class ScriptedExecutor:
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
         problems = check(placement, CAPABILITIES)
-        problems += store_problems(context.store_uri, is_mounted=self._store_is_mounted)
+        problems += store_problems(
+            context.store_uri, is_mounted=True
+        )  # the containers of this cloud run on this machine
         if problems:
             raise Unsupported(self.name, context.run_id, problems)
         label = native_name(context.run_id, context.store_uri, reserve=6)
