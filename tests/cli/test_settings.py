@@ -53,6 +53,22 @@ def test_every_problem_of_settings_flags_store_and_placement_is_told_at_once(ins
     assert not (inside.home / "store").exists()
 
 
+def test_a_wrong_file_or_variable_hides_no_other_problem(inside, monkeypatch):
+    (inside.folder / "atoll.toml").write_text('replicas = "two"\non = "loca"\n')
+    monkeypatch.setenv("ATOLL_TIMEOUT", "soon")
+    done = inside("plan", "job:nothing", "--image", "", "--cpus", "3", "--json")
+    assert done.code == 2
+    starts = (
+        "--image=",
+        "atoll.toml:1: replicas=",
+        "ATOLL_TIMEOUT: timeout=",
+        "unknown executor `loca`",
+        "entry=",
+    )
+    for problem, start in zip(done.error["problems"], [*starts, "cpus=3"], strict=True):
+        assert problem.startswith(start)
+
+
 def test_a_setting_of_a_wrong_type_is_never_a_bug_of_ours(inside):
     values = ["null", "-1", "0", "NaN", "1e999", "[]", '{"a": [1]}', '""', "true", "x" * 300]
     names = ["root", "devices", "clock", "name", "self", "settings_class"]

@@ -149,7 +149,9 @@ def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -
     for table, values in read_tables.items():
         flags |= {f"{table}.{name}": value for name, value in (values or {}).items()}
     own = problems.trying(lambda: pairs(options["setting"], "--setting", as_json=True))
-    settings = problems.trying(lambda: config.load(profile=options["profile"], flags=flags))
+    found = problems.trying(lambda: config.load_valid(profile=options["profile"], flags=flags))
+    settings, wrong = found or (None, [])
+    problems.trying(lambda: _check_configuration(wrong))
     if settings is None or None in read_tables.values():  # without its arguments, the entry point cannot be checked
         problems.raise_any("this run")
     assert settings is not None
@@ -163,6 +165,11 @@ def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -
     return made
 
 
+def _check_configuration(problems: Sequence[str]) -> None:
+    if problems:
+        raise InvalidSpec("configuration", problems)
+
+
 def _prepared(launch: Mapping[str, Any], **more: Any) -> Draft:
     if "entry" not in launch:
         raise ConfigError("no entry point", hint="name it: `atoll run module:function`, or `entry = ...` in atoll.toml")
@@ -174,8 +181,7 @@ def _flag_value(name: str, text: str) -> Any:
     try:
         return FIELDS[name].read(text)
     except ValueError as exc:
-        option = f"--{name.replace('_', '-')}"
-        raise InvalidSpec("the command line", [f"{option}=`{text}`: {exc}"]) from exc
+        raise InvalidSpec("the command line", [f"{config.flag_of(name)}=`{text}`: {exc}"]) from exc
 
 
 def announce(out: Output, made: Draft) -> None:
