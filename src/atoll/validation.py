@@ -197,7 +197,8 @@ def annotated_kinds(owner: Callable[..., Any]) -> dict[str, Kind]:
     A parameter of any other type has no rule here.
     """
     try:
-        hints = get_type_hints(getattr(owner, "__init__") if isinstance(owner, type) else owner, include_extras=True)  # noqa: B009
+        function = owner.__init__ if isinstance(owner, type) else owner  # type: ignore[misc]
+        hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError):  # an annotation that only type checkers can resolve
         return {}
     return {name: kind for name, hint in hints.items() if name != "return" and (kind := _kind_of(hint))}

@@ -47,25 +47,30 @@ def likely_executor(
             return None, left_out
 
 
-def likely_placement(spec: Mapping[str, Any]) -> Placement:
-    """The placement with the valid fields of the user; the others are defaults."""
+def likely_placement(spec: Mapping[str, Any]) -> tuple[Placement, frozenset[str]]:
+    """The placement with the valid fields of the user and defaults for the others; also what was left out."""
     known = {field.name for field in fields(Placement)}
     given = {name: value for name, value in spec.items() if name in known}
     try:
-        return Placement(**given)
+        return Placement(**given), frozenset()
     except InvalidSpec as exc:
-        return Placement(**{name: value for name, value in given.items() if name not in _heads(exc)})
+        wrong = frozenset(_heads(exc))
+        return Placement(**{name: value for name, value in given.items() if name not in wrong}), wrong
 
 
 def check_plan(executor: Executor, store_uri: str, spec: Mapping[str, Any], left_out: frozenset[str]) -> None:
-    """Plan the run with stand-ins. Raises `Unsupported` with the problems that are not about what was left out."""
+    """Plan the run with stand-ins. Raises `Unsupported` with the problems that do not name what was left out."""
     run_id = spec.get("run_id")
     named = run_id if isinstance(run_id, str) and run_id_problem(run_id) is None else "run"
+    placement, more = likely_placement(spec)
     try:
-        executor.plan(RunContext(named, store_uri), likely_placement(spec))
+        executor.plan(RunContext(named, store_uri), placement)
     except Unsupported as exc:
-        problems = zip(exc.problems, exc.fields, strict=True)
-        ours = [problem for problem, field in problems if field.partition(".")[0] not in left_out]
+        ours = [
+            problem
+            for problem, field in zip(exc.problems, exc.fields, strict=True)
+            if not any(field.partition(".")[0] == name or f"{name}=" in problem for name in left_out | more)
+        ]
         if ours:
             raise Unsupported(exc.executor, named, ours, hint=exc.hint) from exc
 

@@ -102,6 +102,16 @@ def test_all_problems_come_together_and_nothing_was_called_or_recorded(peer: Any
     assert not (tmp_path / "store").exists(), "the run id is taken"
 
 
+def test_what_follows_from_a_wrong_value_is_not_reported(jobs: Path) -> None:
+    given = {"on": "sagemaker", "store": "s3://bucket/x", "run_id": "r"}
+    with pytest.raises(InvalidSpec) as caught:
+        atoll.launch("jobs:echo", **given, gpu="H1000", settings={**SETTINGS, "instance_type": "ml.g5.2xlarge"})
+    assert caught.value.fields == ("gpu",), "without the GPU, the instance type would be ignored"
+    with pytest.raises(InvalidSpec) as caught:
+        atoll.launch("jobs:echo", **given, settings={**SETTINGS, "spot": 1, "max_wait_s": 90_000, "role_arn": 5})
+    assert set(caught.value.fields) == {"spot", "role_arn"}
+
+
 def test_the_corrected_command_starts_the_run(peer: Any, jobs: Path, store: str) -> None:
     wrong = {**SETTINGS, **HASTE, "cpu_instance_type": "ml.m5.xlrage"}
     with pytest.raises(InvalidSpec):

@@ -78,7 +78,7 @@ def chosen_machine(gpu: Gpu | None, *, instance_type: str | None, cpu_instance_t
     if gpu is None:
         if instance_type is not None and cpu_instance_type is None:
             remedy = "add a GPU, such as `any`, or set cpu_instance_type"
-            return f"instance_type=`{instance_type}`: only runs with a GPU use it, and this run has none; {remedy}"
+            return f"instance_type=`{instance_type}`: only runs with a GPU use it, and this one has gpu=None; {remedy}"
         return _checked("cpu_instance_type", cpu_instance_type or CPU_INSTANCE_TYPE)
     own = _checked("instance_type", instance_type or GPU_INSTANCE_TYPE)
     if isinstance(own, str):
