@@ -16,13 +16,23 @@ from typing import Any
 from atoll import journal, registry
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext, default_store
-from atoll.errors import AtollError, BackendError, ConfigError, Problems, RunNotFound, StoreError, WaitTimeout
+from atoll.errors import (
+    AtollError,
+    BackendError,
+    ConfigError,
+    InvalidSpec,
+    Problems,
+    RunNotFound,
+    StoreError,
+    WaitTimeout,
+)
 from atoll.executors.base import Executor, HandleResolver, Plan, Preflighter
 from atoll.handle import RunHandle
 from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check, index
+from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
@@ -30,6 +40,7 @@ from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
+from atoll.validation import shown
 
 log = logging.getLogger("atoll.runs")
 _STATUS_TIMEOUT_S = 10.0
@@ -91,24 +102,43 @@ def prepare(
             hint="launch a function of it: `script.py:function`",
         )
     problems, uri = Problems(), store or default_store()
-    executor = problems.trying(lambda: registry.executor(on, **(settings or {}))) if isinstance(on, str) else on
+    executor = problems.trying(lambda: executor_for(on, settings))
+    checked, left_out = executor, frozenset[str]()
+    if executor is None and isinstance(on, str):
+        checked, left_out = likely_executor(on, settings, problems)
     opened = problems.trying(lambda: registry.open_store(uri))
-    found = problems.trying(lambda: code_for(executor, workspace)) if executor is not None else None
+    found = problems.trying(lambda: code_for(checked, workspace)) if checked is not None else None
     code, bundle = found or (Code.image(), None)
     built = problems.trying(lambda: RunSpec.build(entry, code=code, **spec))
     task = built.task if built is not None else task_alone(entry, code, spec)
     if task is not None:
         problems.trying(lambda: check_entry(task, workspace))
-    plan = None
+    plan, address = None, opened.uri if opened is not None else str(uri)
     if executor is not None and built is not None:
-        context = RunContext(built.run_id, opened.uri if opened is not None else str(uri))
+        context = RunContext(built.run_id, address)
         plan = problems.trying(lambda: executor.plan(context, built.placement))
+    elif checked is not None:
+        problems.trying(lambda: check_plan(checked, address, spec, left_out))
     problems.raise_any(f"run `{spec['run_id']}`" if spec.get("run_id") else "this run")
     assert executor is not None
     assert opened is not None
     assert built is not None
     assert plan is not None
     return Draft(with_path(built), executor, opened, plan, bundle)
+
+
+def executor_for(on: str | Executor, settings: Mapping[str, Any] | None) -> Executor:
+    """The executor of a launch. Settings of an executor that exists already would be ignored, so they are an error."""
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
+        raise InvalidSpec("this run", [f"settings={shown(settings)}: a table of names and values"])
+    if isinstance(on, str):
+        return registry.executor(on, **(settings or {}))
+    if not isinstance(on, Executor):
+        raise InvalidSpec("this run", [f"on={shown(on)}: the name of an executor, or an executor"])
+    if settings:
+        names = ", ".join(settings)
+        raise InvalidSpec("this run", [f"settings: {names}: `on` is an executor; give them to its constructor"])
+    return on
 
 
 def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:
