@@ -21,6 +21,7 @@ from atoll.errors import ConfigError, Problems
 from atoll.runs import config
 from atoll.runs.config import FIELDS
 from atoll.runs.run import Draft, prepare
+from atoll.spec import ON_DEAD
 
 F = TypeVar("F", bound=Callable[..., Any])
 _RANKS = re.compile(r"(\d+)(?:-(\d+))?\Z")
@@ -120,6 +121,14 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option(
         "--max-restarts", type=int, metavar="N", help="How often a failed replica is restarted.  [default: 0]"
+    ),
+    click.option(
+        "--on-dead",
+        type=click.Choice(ON_DEAD),
+        help="When a round needs a dead rank: end the other replicas, or wait for it.  [default: fail]",
+    ),
+    click.option(
+        "--on-dead-after", type=duration, metavar="TIME", help="For how long such a rank is dead.  [default: 5m]"
     ),
     click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the replicas."),
     click.option("--secret", multiple=True, metavar="NAME=REF", help="A secret by reference, such as env:HF_TOKEN."),
