@@ -239,7 +239,16 @@ def test_top_draws_the_run_and_q_leaves_it_going(cli):
     run = cli.detached("job:until", "-n", 2, "--arg", f"gate={gate}")
     with terminal(cli, "top", run) as screen:
         # the first frames may be drawn before a replica has logged its loss
-        for word in (run, "running", "job:until on local", "rank 1 waits", "q quits; the run continues", "loss trend", "beat", "▁"):
+        for word in (
+            run,
+            "running",
+            "job:until on local",
+            "rank 1 waits",
+            "q quits; the run continues",
+            "loss trend",
+            "beat",
+            "▁",
+        ):
             assert word in screen.until(word)
         assert "\x1b[?1049h" in screen.drawn  # the other screen
         screen.press("q")

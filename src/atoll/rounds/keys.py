@@ -33,6 +33,11 @@ class RoundKeys:
     def prefix(self) -> str:
         return f"{RunKeys(self.run_id).prefix}sync/"
 
+    @cached_property
+    def run(self) -> RunKeys:
+        """The keys of the records that supervisors write about their replicas."""
+        return RunKeys(self.run_id)
+
     # ---- before the first round
     def agreement(self) -> str:
         """The settings that all replicas share; created once."""
