@@ -185,9 +185,9 @@ class RunSpec:
         run_id = new_run_id() if run_id is None else run_id
         if problem := run_id_problem(run_id):
             problems.append(_problem("run_id", run_id, problem))
+        text = _collect(problems, lambda: _entry_text(entry)) or "unknown.py"  # so that the rest is checked, too
         task = _collect(
-            problems,
-            lambda: Task(_entry_text(entry), args or {}, tuple(argv), code or Code.image(), on_dead, on_dead_after_s),
+            problems, lambda: Task(text, args or {}, tuple(argv), code or Code.image(), on_dead, on_dead_after_s)
         )
         known = [each.name for each in fields(Placement)]
         problems += [_unknown(name, known) for name in placement if name not in known]

@@ -151,16 +151,16 @@ class RoundView:
                 self._add_event("update_rejected", rank=refused.rank, check=refused.check, detail=refused.detail)
 
     def decide(self) -> quorum.Decision:
-        history = self.context.history
+        history, now_s = self.context.history, self.elapsed_s
         return quorum.decide(
             self.context.quorum,
             members=self.members,
             arrived=self.arrived,
-            elapsed_s=self.elapsed_s,
+            elapsed_s=now_s,
             rejected=self.rejected,
             failed_checks={refused.check for refused in self.rejected.values()},
             left=self._left(),
-            dead={rank: self.elapsed_s + left_s for rank, left_s in self.watch.dead().items()},
+            dead={rank: now_s + left_s for rank, left_s in self.watch.dead().items()},
             absent=history.absent,
             lateness=tuple(history.lateness),
         )

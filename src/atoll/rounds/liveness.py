@@ -30,6 +30,8 @@ from atoll.spec import ON_DEAD_AFTER_S
 from atoll.stores.base import Buffer
 
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 12.0, 0.2
+_FIRST_PAUSE_S = 2.0
+"""Before the rule of the run is known, which may need short pauses."""
 _LOOKS = 10
 """Looks in the shorter of the two times that decide, unless the pause would be too long or too short."""
 _MOST_RANKS = 64
@@ -62,6 +64,14 @@ class Liveness:
             self._rule, self._is_read = _rule(_record(data), self.quorum), True
         return self._rule
 
+    @property
+    def pause_s(self) -> float:
+        """Seconds from the begin of a wait to the first look, and between two looks."""
+        if self._rule is None:
+            return _LONGEST_PAUSE_S if self._is_read else _FIRST_PAUSE_S
+        wanted_s = min(self._rule.after_s, self.tuning.silent_s) / _LOOKS
+        return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, wanted_s))
+
 
 @dataclass
 class _Seen:
@@ -83,9 +93,8 @@ class DeadWatch:
         self._lock = threading.Lock()
         self._seen: dict[int, _Seen] = {}
         self._rule: DeadRule | None = None
-        self._pause_s = _pause_s(_first(liveness.quorum.on_dead_after_s, ON_DEAD_AFTER_S), liveness.tuning.silent_s)
         self._looked_at = self._clock.monotonic()
-        self._next_at = self._looked_at + self._pause_s
+        self._next_at = self._looked_at + liveness.pause_s
 
     def look(self, ranks: Collection[int]) -> Steps[None]:
         """Read the records of these ranks, if it is time to. A store that refuses or fails ends nothing here."""
@@ -93,12 +102,11 @@ class DeadWatch:
             now = self._clock.monotonic()
             if now < self._next_at or not ranks or self._of.quorum.on_dead == "wait":
                 return
-            self._next_at = now + self._pause_s  # before the requests, so that concurrent tasks do not repeat them
+            self._next_at = now + self._of.pause_s  # before the requests, so that concurrent tasks do not repeat them
         with suppress(StoreError):
             self._rule = yield from self._of.rule()
             if self._rule is None:
                 return
-            self._pause_s = _pause_s(self._rule.after_s, self._of.tuning.silent_s)
             watched = sorted(ranks)[:_MOST_RANKS]
             found: list[_Seen | None] = yield Gather([self._read(rank) for rank in watched], _WIDTH)
             self._compare(dict(zip(watched, found, strict=True)))
@@ -115,6 +123,7 @@ class DeadWatch:
     def error(self, round_no: int, dead: Sequence[int], missing: Sequence[int]) -> QuorumLost:
         """The error of a round that needs these dead ranks."""
         listed = "; ".join(f"rank {rank}: {self._condition(rank)}" for rank in dead)
+        listed = listed if len(dead) > 1 else self._condition(dead[0])
         message = (
             f"round {round_no} needs {ranks_text(dead)}, which {'is' if len(dead) == 1 else 'are'} dead ({listed})"
         )
@@ -149,7 +158,7 @@ class DeadWatch:
         """Count the time since the last look for each rank whose records are the same."""
         with self._lock:
             now = self._clock.monotonic()
-            passed_s = min(now - self._looked_at, 2 * self._pause_s)
+            passed_s = min(now - self._looked_at, 2 * (self._of.pause_s + self._of.tuning.poll_cap_s))
             for rank, seen in found.items():
                 before = self._seen.get(rank)
                 if seen is not None and before is not None and before.records == seen.records:
@@ -157,11 +166,7 @@ class DeadWatch:
             self._seen = {rank: seen for rank, seen in found.items() if seen is not None}
             self._looked_at = now
             waits = [left_s for left_s in self.dead().values() if left_s > 0]
-            self._next_at = now + min([self._pause_s, *waits])
-
-
-def _pause_s(after_s: float, silent_s: float) -> float:
-    return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, min(after_s, silent_s) / _LOOKS))
+            self._next_at = now + min([self._of.pause_s, *waits])
 
 
 def _rule(run: dict[str, Any], quorum: Quorum) -> DeadRule | None:
