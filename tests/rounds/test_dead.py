@@ -192,6 +192,18 @@ def test_a_quorum_that_can_go_on_does_not_mind_a_dead_rank() -> None:
     assert clock.monotonic() < 60.0
 
 
+def test_an_error_about_a_dead_rank_also_names_the_updates_that_were_rejected() -> None:
+    clock, store = FakeClock(), launched(3)
+    ended(store, 2)
+    policy = at_least(2, deadline_s=LONG)
+    simulation = survivors(clock, store, 0, policy=policy)
+    spoilt = Toy(1, 3, clock, quorum=policy, spoil=lambda _round, update: update * float("nan"))
+    simulation.start("r1", spoilt.train(), store)
+    for error in errors(simulation):
+        assert (error.dead, error.missing) == ((2,), (1, 2))
+        assert "rank 1 failed the check `finite`" in error.message
+
+
 def test_a_quorum_that_dead_ranks_make_unreachable_gives_up_early() -> None:
     clock, store = FakeClock(), launched(4)
     ended(store, 2)

@@ -333,7 +333,7 @@ class RoundView:
         refused = [f"; rank {r.rank} failed the check `{r.check}`: {r.detail}" for r in self.rejected.values()]
         unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in self.unreadable.items()]
         if given_up.dead:
-            return self.watch.error(self.round_no, given_up.dead, given_up.missing)
+            return self.watch.error(self.round_no, given_up.dead, given_up.missing, "".join([*refused, *unreadable]))
         message = f"round {self.round_no} has no quorum: {given_up.reason}" + "".join([*refused, *unreadable])
         hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
         timed_out = self.elapsed_s >= self.context.quorum.deadline_s

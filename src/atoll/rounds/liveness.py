@@ -120,13 +120,13 @@ class DeadWatch:
         # The wait ends only after a look that confirms the death, so until then some time is left.
         return {rank: max(left_s - since_s, _SHORTEST_PAUSE_S) if left_s > 0 else 0.0 for rank, left_s in left.items()}
 
-    def error(self, round_no: int, dead: Sequence[int], missing: Sequence[int]) -> QuorumLost:
+    def error(self, round_no: int, dead: Sequence[int], missing: Sequence[int], more: str = "") -> QuorumLost:
         """The error of a round that needs these dead ranks."""
-        listed = "; ".join(f"rank {rank}: {self._condition(rank)}" for rank in dead)
-        listed = listed if len(dead) > 1 else self._condition(dead[0])
-        message = (
-            f"round {round_no} needs {ranks_text(dead)}, which {'is' if len(dead) == 1 else 'are'} dead ({listed})"
-        )
+        if len(dead) == 1:
+            how = f"is dead ({self._condition(dead[0])})"
+        else:
+            how = "are dead (" + "; ".join(f"rank {rank}: {self._condition(rank)}" for rank in dead) + ")"
+        message = f"round {round_no} needs {ranks_text(dead)}, which {how}{more}"
         logs = f"atoll logs {shlex.quote(self._of.run.run_id)} --rank {ranks_text(dead).partition(' ')[2]}"
         hint = (
             f"`{logs}` shows the last output; then launch again. `--max-restarts N` restarts a replica that fails, "
@@ -135,8 +135,8 @@ class DeadWatch:
         return QuorumLost(message, round_no=round_no, missing=missing, timed_out=False, dead=dead, hint=hint)
 
     def _condition(self, rank: int) -> str:
-        seen = self._seen[rank]
-        return seen.ended or f"no heartbeat for {seen.quiet_s:.0f} s"
+        seen = self._seen.get(rank)  # another task may have looked since
+        return (seen and seen.ended) or f"no heartbeat for {seen.quiet_s if seen else self._of.tuning.silent_s:.0f} s"
 
     def _is_dead(self, seen: _Seen) -> bool:
         return bool(seen.ended) or seen.quiet_s >= self._of.tuning.silent_s
