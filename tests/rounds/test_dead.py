@@ -120,6 +120,13 @@ def test_replicas_that_no_launcher_started_wait_until_the_deadline() -> None:
         assert (error.dead, error.timed_out) == ((), True)
 
 
+def test_the_records_of_an_earlier_launch_say_nothing_about_this_one() -> None:
+    clock, store = FakeClock(), launched(3)
+    ended(store, 2)
+    for error in errors(survivors(clock, store, 0, 1, launch=2)):
+        assert (error.dead, error.timed_out) == ((), True)
+
+
 def test_a_failed_rank_with_a_restart_to_come_is_not_dead_until_it_is_silent() -> None:
     clock, store = FakeClock(), launched(3, max_restarts=2)
     ended(store, 2, attempt=1)

@@ -12,10 +12,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
 from atoll import units
+from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.cli.output import Output
 from atoll.cli.render import progress_line, status_json
@@ -32,6 +34,8 @@ _LINE_EVERY_S = 5.0
 _POLL_EVERY_S = 2.0
 _POLL_TIMEOUT_S = 10.0
 """A store that does not answer delays a view by at most this long."""
+_POLL_ANSWER_S = 1.0
+"""A line of progress waits at most this long for the round that waits, and is printed without it otherwise."""
 _REPORT_EVERY_S = 15.0
 
 
@@ -90,6 +94,7 @@ class RoundPoller:
 
     def __init__(self, run: Run, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._run_id, self._store, self._clock = run.id, with_retry_timeout(run.store, _POLL_TIMEOUT_S), clock
+        self._launch = run.launch
         self._waiting: Waiting | None = None
         self._records: dict[int, RoundRecord] = {}
         self._waiting_at = self._records_at = -60.0
@@ -101,10 +106,11 @@ class RoundPoller:
         now = self._clock.monotonic()
         if now - self._waiting_at >= _POLL_EVERY_S:
             self._waiting_at = now
+            read = partial(waiting_for, self._store, self._run_id, len(status.replicas), launch=self._launch)
             try:
-                self._waiting = waiting_for(self._store, self._run_id, len(status.replicas))
-            except AtollError as exc:
-                log.debug("run %s: cannot read which round waits: %s", self._run_id, exc.message)
+                self._waiting = answer_within(_POLL_ANSWER_S, read)
+            except (AtollError, Unanswered) as exc:
+                log.debug("run %s: cannot read which round waits: %s", self._run_id, exc)
                 self._waiting = None
         return self._waiting
 
@@ -114,7 +120,7 @@ class RoundPoller:
         if refresh or now - self._records_at >= _POLL_EVERY_S:
             self._records_at = now
             try:
-                self._records = latest_records(self._store, self._run_id)
+                self._records = latest_records(self._store, self._run_id, launch=self._launch)
             except AtollError as exc:
                 log.debug("run %s: cannot read the round records: %s", self._run_id, exc.message)
         return self._records

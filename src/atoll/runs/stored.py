@@ -21,8 +21,8 @@ _PAUSE_S = 0.5
 class StoredRun:
     """The records of one run in the store."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
-        self._store, self._keys = store, RunKeys(run_id)
+    def __init__(self, store: Store, run_id: str, launch: int = 1) -> None:
+        self._store, self._keys = store, RunKeys(run_id, launch)
 
     def outcomes(self, *, with_results: bool = False) -> dict[int, ReplicaOutcome]:
         """The newest outcome of every rank that wrote one."""
@@ -36,10 +36,9 @@ class StoredRun:
         if replicas <= 4 or self._store.uri.startswith(("file:", "memory:")):
             beats = [self._beat(rank) for rank in range(replicas)]
         else:
-            from concurrent.futures import ThreadPoolExecutor
+            from atoll._threads import map_in_background
 
-            with ThreadPoolExecutor(16) as pool:  # a store with latency: many at once
-                beats = list(pool.map(self._beat, range(replicas)))
+            beats = map_in_background(self._beat, range(replicas), most=16)  # a store with latency: many at once
         return {rank: beat for rank, beat in enumerate(beats) if beat is not None}
 
     def _beat(self, rank: int) -> Progress | None:

@@ -1,4 +1,8 @@
-"""The only loop that waits for a run. The status function and the clock are injected."""
+"""The only loop that waits for a run. The status function and the clock are injected.
+
+With a deadline, each status is read in a thread of its own, so that a service or a store that does not answer,
+throttles or repeats itself cannot delay the end of the wait.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
+from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.errors import AtollError, WaitTimeout
 from atoll.status import ReplicaState, RunStatus
@@ -15,6 +20,8 @@ log = logging.getLogger("atoll.runs")
 OnDeadline = Literal["leave", "cancel"]
 
 _FIRST_S, _LONGEST_S = 0.02, 2.0
+_LEAST_READING_S = 0.5
+"""The time that a reading has even if the deadline is nearer, so that `wait(0)` returns when the run has ended."""
 _MAX_OUTAGE_S = 300.0
 """The longest outage that is retried: replicas survive shorter ones, so a waiting process should, too."""
 
@@ -30,8 +37,9 @@ def wait(
 ) -> RunStatus:
     """Return the status when the run has ended; with `fail_fast`, as soon as one replica has failed.
 
-    Raises `WaitTimeout` if the deadline passes first. Errors that are `retryable` are retried for five minutes;
-    `on_trouble` is called with each of them, and with None after the next success.
+    Raises `WaitTimeout` with the last status if the deadline passes first, also while a reading takes longer. Errors
+    that are `retryable` are retried for five minutes; `on_trouble` is called with each of them, and with None after
+    the next success.
     """
     deadline, outage = Deadline(timeout_s, clock), _Outage(on_trouble, clock)
     pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)
@@ -39,8 +47,10 @@ def wait(
     while True:
         now: RunStatus | None
         try:
-            now = status()
+            now = status() if timeout_s is None else answer_within(max(deadline.remaining_s, _LEAST_READING_S), status)
             outage.end()
+        except Unanswered:
+            raise timed_out(deadline, last) from None
         except AtollError as exc:
             if not outage.should_retry(exc):
                 raise
@@ -55,7 +65,7 @@ def wait(
         if now is not None and (now.is_terminal or (fail_fast and _has_failed(now))):
             return now
         if deadline.is_past:
-            raise WaitTimeout(f"still running after {timeout_s:g} s: {counts_text(now) if now else 'unknown'}")
+            raise timed_out(deadline, now)
         pause_s = next(pauses)
         log.debug("ask again in %.2f s", pause_s)
         deadline.sleep(pause_s)
@@ -83,6 +93,12 @@ class _Outage:
         if self._until is not None:
             self._until = None
             self._report(None)
+
+
+def timed_out(deadline: Deadline, last: RunStatus | None) -> WaitTimeout:
+    """The error of a wait whose deadline passed, with the last status that was read."""
+    found = counts_text(last) if last else "no status could be read"
+    return WaitTimeout(f"still running after {deadline.timeout_s:g} s: {found}", status=last)
 
 
 def counts_text(status: RunStatus) -> str:

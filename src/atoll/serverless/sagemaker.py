@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from atoll._threads import Unanswered, answer_within
+from atoll._time import Deadline
 from atoll.context import RANK
 from atoll.errors import BackendError, ConfigError
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.request import INSTANCE_TYPE, MACHINES
 from atoll.handle import RunHandle
 from atoll.runs.run import prepare
-from atoll.serverless.facade import Facade
+from atoll.serverless.facade import LEAST_S, Facade
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.spec import Entry
 
@@ -104,11 +107,16 @@ class SageMakerExecutor(Facade):
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
         """As in the protocol, with `training_job_name` and, if SageMaker reports it, `billable_seconds`."""
+        deadline = Deadline(timeout)
         rows = super().collect(handles, timeout=timeout)
-        billed = {run: self._billed(run) for run in {str(row["run"]) for row in rows}}
+        runs = {str(row["run"]) for row in rows}
+        billed: dict[str, list[int | None]] = {}
+        with suppress(Unanswered):
+            left_s = None if timeout is None else max(deadline.remaining_s, LEAST_S)
+            billed = answer_within(left_s, lambda: {run: self._billed(run) for run in runs})
         names = [handle.metadata.get("training_job_name") for handle in handles]
         return [
-            {**row, "training_job_name": name, "billable_seconds": billed[str(row["run"])][row["rank"]]}
+            {**row, "training_job_name": name, "billable_seconds": _nth(billed.get(str(row["run"])), row["rank"])}
             for row, name in zip(rows, names, strict=True)
         ]
 
@@ -126,6 +134,10 @@ class SageMakerExecutor(Facade):
         if gpu in MACHINES:
             return self._jobs.with_settings(instance_type=gpu), f"any:{MACHINES[gpu].gpus}"
         return self._jobs.with_settings(cpu_instance_type=gpu), None
+
+
+def _nth(seconds: list[int | None] | None, rank: int) -> int | None:
+    return None if seconds is None else seconds[rank]
 
 
 def _checked_args(entrypoint: str | Callable[..., Any], given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def hold(ctx: ReplicaContext, *, stubborn: bool = False) -> int:
 
 
 def act(ctx: ReplicaContext, *, parts: Sequence[str]) -> str:
-    """Each rank ends as its part says: `return`, `raise`, `sys_exit`, `os_exit` or `sigkill`."""
+    """Each rank ends as its part says: `return`, `raise`, `sys_exit`, `os_exit`, `sigkill`, or `hold` until let go."""
     _mark(ctx)
     part = parts[ctx.rank]
     if part == "raise":
@@ -89,6 +89,8 @@ def act(ctx: ReplicaContext, *, parts: Sequence[str]) -> str:
         os._exit(3)
     if part == "sigkill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if part == "hold":
+        _until_let_go(ctx)
     return part
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from enum import Enum, auto
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -15,6 +16,16 @@ from services.sagemaker.validation import message, problems
 ACCOUNT = "123456789012"
 
 
+class Listing(Enum):
+    """How a list of jobs ends."""
+
+    USUAL = auto()
+    REPEATS = auto()
+    """Every page leads to the same page."""
+    ENDLESS = auto()
+    """Every page leads to another, and those after the last job are empty."""
+
+
 class Engine:
     """Jobs of one account and region. `close` ends whatever runs."""
 
@@ -22,14 +33,19 @@ class Engine:
         self.admits = Event()
         """While clear, jobs wait for a machine."""
         self.admits.set()
-        self.unseen_looks = {"DescribeTrainingJob": 0, "ListTrainingJobs": 0}
-        """How many looks a new job is hidden from: eventual consistency, counted and not timed."""
+        self.unseen_looks: Mapping[str, int] = {}
+        """Operation -> how many calls do not see a new job: eventual consistency, counted and not timed."""
+        self.stale_lists = 0
+        """How many lists show a job as it was before it was stopped."""
+        self.listing = Listing.USUAL
         self.quota: int | None = None
         self.shows_environment = True
         self.jobs: dict[str, Job] = {}
         self.tempo = tempo or Tempo()
         self._sink, self._region = sink, region
         self._threads: list[Thread] = []
+        self._started: list[Job] = []
+        """Every job that has a thread, forgotten ones too."""
         self._lock = Lock()
 
     def answer(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +64,13 @@ class Engine:
         job.status, job.secondary, job.failure = status, secondary, failure
         return job
 
+    def hide(self, name: str, **looks: int) -> None:
+        """Hide the jobs with this part in their names: `hide(label, ListTrainingJobs=1)` from one list only."""
+        with self._lock:
+            for job in self.jobs.values():
+                if name in job.name:
+                    job.unseen |= looks
+
     def forget(self, label: str) -> None:
         """Lose every trace of the jobs whose names begin so."""
         with self._lock:
@@ -55,11 +78,12 @@ class Engine:
 
     def close(self) -> None:
         self.admits.set()
-        for job in list(self.jobs.values()):
+        for job in self._started:
             job.kill()
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        self._started.clear()
         self.jobs.clear()
 
     # ── the operations, by AWS's names ──────────────────────────────────────────────────────────────────────────
@@ -79,6 +103,7 @@ class Engine:
             job.unseen = dict(self.unseen_looks)
         thread = Thread(target=job.run, args=(self.admits,), daemon=True)
         self._threads.append(thread)
+        self._started.append(job)
         thread.start()
         return {"TrainingJobArn": arn}
 
@@ -97,15 +122,19 @@ class Engine:
             jobs.reverse()
         start, size = int(request.get("NextToken") or 0), int(request.get("MaxResults", 10))
         more = {"NextToken": str(start + size)} if start + size < len(jobs) else {}
-        return {"TrainingJobSummaries": [job.summary() for job in jobs[start : start + size]], **more}
+        if self.listing is Listing.REPEATS:
+            start, more = 0, {"NextToken": "7"}
+        elif self.listing is Listing.ENDLESS:
+            more = {"NextToken": str(start + size)}
+        return {"TrainingJobSummaries": [job.listed() for job in jobs[start : start + size]], **more}
 
     def _StopTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        job = self._job(request)
+        job = self._job(request, "StopTrainingJob")
         with self._lock:
             if job.status != "InProgress":
                 text = f"The request was rejected because the training job is in status {job.status}."
                 raise Refusal("ValidationException", text)
-            job.stop()
+            job.stop(stale_lists=self.stale_lists)
         return {}
 
     def _DeleteTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +168,7 @@ class Engine:
 
     @staticmethod
     def _is_seen(job: Job, look: str) -> bool:
-        job.unseen[look] -= 1
+        job.unseen[look] = job.unseen.get(look, 0) - 1
         return job.unseen[look] < 0
 
 

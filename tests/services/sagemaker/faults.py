@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event, Lock
+from threading import Event, Lock, main_thread
+from typing import Any
 
 from atoll.testing.bench import Call, Fault
 
@@ -24,6 +26,14 @@ _ANSWERS = {
     Fault.THROTTLED: ("ThrottlingException", "Rate exceeded", 400),
     Fault.BROKEN: ("InternalFailure", "The request processing has failed because of an unknown error.", 500),
 }
+_LIMIT = "The account-level service limit 'ml.m5.xlarge for training job usage' is 2 Instances"
+_WHO = "User: arn:aws:sts::123456789012:assumed-role/launcher/me"
+REFUSALS = {
+    "quota": ("ResourceLimitExceeded", f"{_LIMIT}, with current utilization of 2 Instances and a request delta of 1."),
+    "expired": ("ExpiredTokenException", "The security token included in the request is expired"),
+    "denied": ("AccessDeniedException", f"{_WHO} is not authorized to perform this action with an explicit deny"),
+}
+"""Definite refusals in the words of AWS, by a short name."""
 _TAKEN = "Training job names must be unique within an AWS account and region, and this one already exists."
 
 
@@ -46,10 +56,14 @@ class _Rule:
     times: int | None
     after_effect: bool
     act: Callable[[str], None]
+    name: str = ""
+    """Only calls about a job whose name has this part."""
     seen: int = 0
 
-    def meets(self, operation: str) -> bool:
+    def meets(self, operation: str, request: Mapping[str, Any]) -> bool:
         if self.operation not in (operation, CALLS.get(operation), "*"):
+            return False
+        if self.name not in str(request.get("TrainingJobName", "")):
             return False
         self.seen += 1
         return self.seen >= self.nth and (self.times is None or self.seen < self.nth + self.times)
@@ -76,13 +90,26 @@ class Faults:
 
         self._add(_Rule(call, nth, times, after_effect, act))
 
-    def refuse(self, call: Call | str, code: str, message: str, *, nth: int = 1, times: int | None = None) -> None:
-        """Answer with an error of one's own."""
+    def refuse(
+        self, call: Call | str, code: str, message: str, *, nth: int = 1, times: int | None = None, name: str = ""
+    ) -> None:
+        """Answer with an error of one's own; with `name`, only to calls about such jobs."""
 
         def act(_: str) -> None:
             raise Refusal(code, message)
 
-        self._add(_Rule(call, nth, times, False, act))
+        self._add(_Rule(call, nth, times, False, act, name))
+
+    def lose_answer_then_refuse(self, call: Call | str, why: str, *, name: str = "") -> None:
+        """The first such call takes effect and its answer is lost; the calls after it are refused. (`REFUSALS`)"""
+        self._add(_Rule(call, 1, 1, True, _lost, name))
+        self.refuse(call, *REFUSALS[why], nth=2, name=name)
+
+    def interrupt(self, call: Call | str, *, nth: int = 1, after_effect: bool = False, name: str = "") -> None:
+        """Ctrl-C for this process at such a call: its main thread gets SIGINT before the answer."""
+        thread = main_thread().ident
+        assert thread is not None
+        self._add(_Rule(call, nth, 1, after_effect, lambda _: signal.pthread_kill(thread, signal.SIGINT), name))
 
     def on(
         self,
@@ -92,9 +119,10 @@ class Faults:
         nth: int = 1,
         times: int | None = 1,
         after_effect: bool = False,
+        name: str = "",
     ) -> None:
         """Do something at such calls."""
-        self._add(_Rule(call, nth, times, after_effect, lambda _: act()))
+        self._add(_Rule(call, nth, times, after_effect, lambda _: act(), name))
 
     def heal(self) -> None:
         with self._lock:
@@ -103,10 +131,10 @@ class Faults:
             self._healed = Event()
 
     @contextmanager
-    def around(self, operation: str) -> Iterator[None]:
+    def around(self, operation: str, request: Mapping[str, Any] | None = None) -> Iterator[None]:
         """Let the rules that this call meets act before it, or after its effect."""
         with self._lock:
-            met = [rule for rule in self._rules if rule.meets(operation)]
+            met = [rule for rule in self._rules if rule.meets(operation, request or {})]
         for rule in met:
             if not rule.after_effect:
                 rule.act(operation)
@@ -118,6 +146,10 @@ class Faults:
     def _add(self, rule: _Rule) -> None:
         with self._lock:
             self._rules.append(rule)
+
+
+def _lost(_: str) -> None:
+    raise Refusal("InternalFailure", "The answer is lost.", 500)
 
 
 def _refusal(operation: str, fault: Fault) -> Exception:

@@ -55,14 +55,18 @@ class Job:
         self._billed_s = 0.0
         self._stop, self._killed, self._interrupted = Event(), Event(), Event()
         self.process: subprocess.Popen[bytes] | None = None
-        self.unseen = {"DescribeTrainingJob": 0, "ListTrainingJobs": 0}
-        """Looks of each kind that do not see the job yet."""
+        self.unseen: dict[str, int] = {}
+        """Operation -> how many more calls do not see the job."""
+        self._stale: dict[str, Any] = {}
+        self._stale_lists = 0
 
     @property
     def is_over(self) -> bool:
         return self.status in OVER
 
-    def stop(self) -> None:
+    def stop(self, *, stale_lists: int = 0) -> None:
+        """Request the end. The next `stale_lists` lists show the job as it is now."""
+        self._stale, self._stale_lists = self.summary(), stale_lists
         self.status = "Stopping"
         self._stop.set()
 
@@ -86,6 +90,11 @@ class Job:
             "SecondaryStatus": self.secondary,
         }
         return {name: value for name, value in known.items() if value is not None}
+
+    def listed(self) -> dict[str, Any]:
+        """The summary that a list shows."""
+        self._stale_lists -= 1
+        return self._stale if self._stale_lists >= 0 else self.summary()
 
     def describe(self) -> dict[str, Any]:
         known = {

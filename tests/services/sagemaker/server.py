@@ -95,9 +95,10 @@ class Peer:
             self.calls[service, operation] += 1
             self.callers[_caller(environ)].add(f"{service}:{operation}")
         try:
-            with self.faults.around(operation):
+            request = from_wire(body) if service == "sagemaker" else {}
+            with self.faults.around(operation, request):
                 if service == "sagemaker":
-                    return _answered(start_response, self.engine.answer(operation, from_wire(body)))
+                    return _answered(start_response, self.engine.answer(operation, request))
                 if service == "servicequotas":
                     quotas = [{"QuotaName": name, "Value": value} for name, value in self.quotas.items()]
                     return _answered(start_response, {"Quotas": quotas})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import pytest
 
 from atoll.errors import AuthError, BackendUnavailable, StoreUnavailable, WaitTimeout
@@ -20,7 +22,7 @@ def script(*steps):
 
     def status():
         step = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         return step
 
@@ -71,3 +73,37 @@ def test_only_changes_are_told():
     seen = []
     wait(script(RUNNING, RUNNING, MIXED, DONE), on_change=seen.append, clock=FakeClock())
     assert seen == [RUNNING, MIXED, DONE]
+
+
+def hanging(*steps):
+    """Answers one after the other, then never again."""
+    left, never = list(steps), Event()
+
+    def status():
+        if left:
+            return left.pop(0)
+        never.wait(60)
+        raise AssertionError("nobody waits for this any more")
+
+    return status
+
+
+@pytest.mark.parametrize(("steps", "last"), [((), None), ((RUNNING,), RUNNING), ((RUNNING, MIXED), MIXED)])
+def test_a_reading_that_hangs_does_not_delay_the_deadline_and_the_last_status_is_known(steps, last):
+    with pytest.raises(WaitTimeout) as caught:
+        wait(hanging(*steps), timeout_s=0.2)
+    assert caught.value.status == last
+
+
+def test_a_wait_without_time_returns_the_end_of_a_run_that_is_over():
+    assert wait(script(DONE), timeout_s=0) == DONE
+    with pytest.raises(WaitTimeout) as caught:
+        wait(script(RUNNING), timeout_s=0)
+    assert caught.value.status == RUNNING
+
+
+def test_an_error_of_a_reading_with_a_deadline_is_raised_where_the_wait_is():
+    with pytest.raises(AuthError):
+        wait(script(AuthError("x")), timeout_s=60, clock=FakeClock())
+    with pytest.raises(KeyboardInterrupt):
+        wait(script(KeyboardInterrupt()), timeout_s=60, clock=FakeClock())

@@ -12,11 +12,14 @@ from threading import Lock
 from typing import Any
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
+from atoll.errors import BackendUnavailable
 from atoll.executors.sagemaker import errors
 from atoll.registry import require
 
 _EXTRA = "sagemaker"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+_MOST_PAGES = 200
+"""A page has a hundred jobs, and all jobs of a list belong to one run."""
 
 log = logging.getLogger("atoll.executors")
 
@@ -134,6 +137,22 @@ class AwsClient:
         inner = require("botocore.session", extra=_EXTRA).get_session()
         inner.register_component("data_loader", _loader())
         return self._boto3.Session(botocore_session=inner)
+
+
+class Pages:
+    """The page tokens of one list. A list that does not end raises `BackendUnavailable`."""
+
+    def __init__(self, what: str, operation: str) -> None:
+        self._what, self._operation = what, operation
+        self._tokens: set[str] = set()
+
+    def after(self, token: str) -> str:
+        """The token, if it leads to another page."""
+        if token in self._tokens or len(self._tokens) >= _MOST_PAGES:
+            message = f"{self._what} does not end: a page token came twice, or there are more than {_MOST_PAGES} pages"
+            raise BackendUnavailable(message, executor=errors.EXECUTOR, operation=self._operation, reason="endless")
+        self._tokens.add(token)
+        return token
 
 
 class RateLimiter:

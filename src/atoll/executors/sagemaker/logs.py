@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll._time import Clock, Deadline
 from atoll.errors import RunNotFound
-from atoll.executors.sagemaker.client import AwsClient
+from atoll.executors.sagemaker.client import AwsClient, Pages
 from atoll.executors.sagemaker.errors import EXECUTOR
 
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -34,12 +34,13 @@ class JobLog:
         """Names of the streams, oldest first. `RunNotFound` if the log group of training jobs does not exist."""
         found: list[str] = []
         more: dict[str, str] = {}
+        pages = Pages(f"the list of log streams of `{self.job}`", "logs")
         while True:
             page = self._call("describe_log_streams", logStreamNamePrefix=f"{self.job}/", **more)
             found += [str(stream["logStreamName"]) for stream in page.get("logStreams", [])]
             if not page.get("nextToken"):
                 return sorted(found)
-            more = {"nextToken": str(page["nextToken"])}
+            more = {"nextToken": pages.after(str(page["nextToken"]))}
 
     def new_lines(self, streams: Iterable[str]) -> list[str]:
         """Lines of all streams that were not read before, ordered by time."""

@@ -1,0 +1,70 @@
+"""Calls in daemon threads: a caller can stop waiting for an answer, and a call that hangs does not delay the exit.
+
+The pools of `concurrent.futures` would: the interpreter joins them when it exits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Unanswered(Exception):
+    """The call did not return in time. It continues in its thread, and its answer is dropped."""
+
+
+def in_background(call: Callable[[], R]) -> Future[R]:
+    """Start the call in a daemon thread."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as exc:  # noqa: BLE001  the caller of `result` gets it
+            future.set_exception(exc)
+
+    Thread(target=run, daemon=True, name="atoll-call").start()
+    return future
+
+
+def answer_within(seconds: float | None, call: Callable[[], R]) -> R:
+    """What the call returns or raises. `Unanswered` if that takes longer; with None, it may take any time."""
+    future = in_background(call)
+    wait_for([future], timeout=seconds)
+    if not future.done():
+        raise Unanswered
+    return future.result()
+
+
+def map_in_background(call: Callable[[T], R], items: Sequence[T], *, most: int) -> list[R]:
+    """`call(item)` for each item, at most `most` at once. Raises the first error in the order of the items."""
+    queue: SimpleQueue[tuple[T, Future[R]]] = SimpleQueue()
+    futures: list[Future[R]] = [Future() for _ in items]
+    for pair in zip(items, futures, strict=True):
+        queue.put(pair)
+
+    def run() -> None:
+        for item, future in _until_empty(queue):
+            try:
+                future.set_result(call(item))
+            except BaseException as exc:  # noqa: BLE001  raised below
+                future.set_exception(exc)
+
+    for _ in range(min(most, len(items))):
+        Thread(target=run, daemon=True, name="atoll-call").start()
+    return [future.result() for future in futures]
+
+
+def _until_empty(queue: SimpleQueue[R]) -> Iterator[R]:
+    while True:
+        try:
+            yield queue.get_nowait()
+        except Empty:
+            return
