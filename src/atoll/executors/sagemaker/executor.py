@@ -16,7 +16,7 @@ from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import LAUNCH as LAUNCH_NUMBER
 from atoll.context import RUN_ID, STORE, WORLD_SIZE, RunContext
 from atoll.errors import RunNotFound, StopFailed, Unsupported
-from atoll.executors.base import Capabilities, Check, Plan, Stray, submit_or_stop
+from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.doctor import setup_checks
 from atoll.executors.sagemaker.errors import EXECUTOR
@@ -26,6 +26,7 @@ from atoll.executors.sagemaker.request import CAPABILITIES, RANK_DIGITS, job_nam
 from atoll.executors.sagemaker.settings import Client, JobSettings, Lag, Rate, Region, Seconds, plan_hint
 from atoll.executors.sagemaker.status import is_over, replica_status
 from atoll.executors.sagemaker.submit import Submission
+from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
