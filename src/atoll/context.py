@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import ConfigError, InvalidSpec
-from atoll.names import ID_RULE, run_id_problem
+from atoll.names import ID_RULE, native_name, run_id_problem
 from atoll.validation import COUNT, INDEX, Kind, a, check_fields, plain, shown
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ RANK, WORLD_SIZE = "REPLICA_RANK", "WORLD_SIZE"
 RUN_ID, STORE, ATTEMPT, SPOOL = "ATOLL_RUN_ID", "ATOLL_STORE", "ATOLL_ATTEMPT", "ATOLL_SPOOL"
 RENDEZVOUS = "RENDEZVOUS_URI"
 """The name that other tools use for the store; always set, and read if ATOLL_STORE is absent."""
+LAUNCH = "ATOLL_LAUNCH_NUMBER"
+"""The number of the launch; set from the second launch of a run on."""
 LABEL = "ATOLL_LABEL"
 """Marks every process of a run, so that `sweep` finds processes that no record names."""
 TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
 """Limits that the supervisor in a container enforces, in addition to those of the service."""
-RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LABEL, TIMEOUT, GRACE)
+RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LAUNCH, LABEL, TIMEOUT, GRACE)
 _HINT = "`atoll run` and `atoll.launch` start replicas; without them, pass `ctx=ReplicaContext(…)`"
 
 
@@ -40,6 +42,8 @@ class RunContext:
 
     run_id: str
     store_uri: str
+    launch: int = 1
+    """A run is launched again, with other native names, after an earlier launch was undone."""
 
     def environment(self, world_size: int) -> dict[str, str]:
         """The variables that every replica gets."""
@@ -48,7 +52,13 @@ class RunContext:
             STORE: self.store_uri,
             RENDEZVOUS: self.store_uri,
             WORLD_SIZE: str(world_size),
+            **({LAUNCH: str(self.launch)} if self.launch > 1 else {}),
         }
+
+    def native_name(self, *, limit: int = 63, reserve: int = 0) -> str:
+        """The name of this launch at a backend; see `names.native_name`. The name of launch 2 ends with `-launch2`."""
+        suffix = f"-launch{self.launch}" if self.launch > 1 else ""
+        return native_name(self.run_id, self.store_uri, limit=limit, reserve=reserve + len(suffix)) + suffix
 
 
 def rank_environment(rank: int, rank_env: str = RANK) -> dict[str, str]:
@@ -64,6 +74,7 @@ _KINDS = {
         "an address or a path of a store", lambda value: isinstance(value, str | os.PathLike) and value != ""
     ),
     "attempt": INDEX,
+    "launch": COUNT,
     "args": Kind("a mapping of names to values", a(Mapping)),
     "spool": Kind("a folder, or None", lambda value: isinstance(value, str | os.PathLike), may_be_none=True),
 }
@@ -80,6 +91,7 @@ class ReplicaContext:
     attempt: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)
     spool: str | None = None
+    launch: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self, _KINDS)
@@ -97,7 +109,10 @@ class ReplicaContext:
     def from_environment(cls, environ: Mapping[str, str], args: Mapping[str, Any] | None = None) -> ReplicaContext:
         """Read the context from `environ`; `ConfigError` names every missing or bad variable."""
         store = environ.get(STORE) or environ.get(RENDEZVOUS, "")
-        numbers = {name: environ.get(name, default) for name, default in ((RANK, ""), (WORLD_SIZE, ""), (ATTEMPT, "0"))}
+        numbers = {
+            name: environ.get(name, default)
+            for name, default in ((RANK, ""), (WORLD_SIZE, ""), (ATTEMPT, "0"), (LAUNCH, "1"))
+        }
         problems = [
             f"{name}={value!r} is not a whole number" for name, value in numbers.items() if not value.isdecimal()
         ]
@@ -117,6 +132,7 @@ class ReplicaContext:
             attempt=int(numbers[ATTEMPT]),
             args=dict(args or {}),
             spool=environ.get(SPOOL),
+            launch=int(numbers[LAUNCH]),
         )
 
     @cached_property

@@ -12,6 +12,7 @@ AtollError
 │   ├── AuthError              credentials are missing, expired or not allowed to do this
 │   ├── CapacityError          no quota or no machines
 │   ├── SubmitError            starting failed half-way; .left_running names what could not be undone
+│   ├── StopFailed             not every replica could be stopped; .left_running names those that may still run
 │   ├── RunNotFound            the backend has no such run
 │   └── BackendUnavailable     no answer, throttled or broken; trying again may work
 ├── StoreError [4]             the object store refused or failed
@@ -128,16 +129,22 @@ class MissingExtra(ConfigError, ImportError):
 class Conflict(ConfigError):
     """The run id belongs to a run with other content. `differences` has one line for each.
 
-    `what` replaces the first line of the message where the caller was not starting a run.
+    `what` replaces the first line of the message. `reason` is `cancelled` if the run was cancelled earlier.
     """
 
     def __init__(
-        self, run_id: str, differences: Sequence[str], *, what: str | None = None, hint: str | None = None
+        self,
+        run_id: str,
+        differences: Sequence[str] = (),
+        *,
+        what: str | None = None,
+        reason: str = "",
+        hint: str | None = None,
     ) -> None:
         self.run_id, self.differences = run_id, tuple(differences)
         head = what or f"run `{run_id}` already exists with other content"
-        message = _listed(head, self.differences, noun="difference")
-        super().__init__(message, hint=hint or "choose another run id, or leave it out to get a new one")
+        message = _listed(head, self.differences, noun="difference") if differences else head
+        super().__init__(message, reason=reason, hint=hint or "choose another run id, or leave it out to get a new one")
 
 
 class BackendError(AtollError):
@@ -162,12 +169,38 @@ class CapacityError(BackendError):
 
 
 class SubmitError(BackendError):
-    """Starting failed half-way. `left_running` names what could not be undone; empty means nothing runs."""
+    """Starting failed half-way. `left_running` names every replica that may run; empty means that none does.
 
-    def __init__(self, message: str, *, left_running: Sequence[str] = (), executor: str = "", hint: str | None = None):
-        self.left_running = tuple(left_running)
-        tail = f"; still running: {', '.join(self.left_running)}" if self.left_running else "; nothing is left running"
+    `created` names the replicas that the failed submit created or may have created, without those of other launchers.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        left_running: Sequence[str] = (),
+        created: Sequence[str] = (),
+        executor: str = "",
+        hint: str | None = None,
+    ):
+        self.left_running, self.created = tuple(left_running), tuple(created)
+        tail = f"; may still run: {', '.join(self.left_running)}" if self.left_running else "; nothing is left running"
         super().__init__(message + tail, executor=executor, operation="submit", hint=hint)
+
+
+class StopFailed(BackendError):
+    """Not every replica could be stopped. `refusals` has the reason for each name in `left_running`."""
+
+    def __init__(self, what: str, refusals: Mapping[str, str], *, executor: str = "", hint: str | None = None) -> None:
+        self.refusals, self.left_running = dict(refusals), tuple(refusals)
+        lines = [f"  {name}: {reason}" for name, reason in refusals.items()]
+        count = f"{len(lines)} replica{'s' if len(lines) != 1 else ''} may still run"
+        super().__init__(
+            "\n".join([f"{what}: {count}", *lines]),
+            executor=executor,
+            operation="cancel",
+            hint=hint or "repeat the cancel; it stops what is left and does nothing to the rest",
+        )
 
 
 class RunNotFound(BackendError):

@@ -1,16 +1,19 @@
-"""The journal of a launch in the store: the spec of the run, the intent to start it, and the handle of the started run.
+"""The journal of a run in the store: its spec, and for each launch the intent to start it and how that ended.
 
-    run.json ──> launch/intent.json ──> (submit) ──> launch/handle.json
+    run.json ──> launch/intent.json ──> (submit) ──> launch/handle.json: started, or undone
 
 Each object is created once and never changed, so a second launcher with the same run id sees how far the first one
-came and continues from there. Submitting again is safe because executors adopt what already exists. A cancelled run
-also has `launch/cancelled.json`.
+came and continues from there. Submitting again is safe because executors adopt what already exists. The first write of
+`handle.json` decides a launch: a launcher that failed writes that the launch is undone *before* it stops replicas, so
+two racing launchers never disagree. After an undone launch the run is launched again, as launch 2, with records below
+`launch/2/` and other native names. A cancelled launch also has `cancelled.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import time
@@ -26,6 +29,8 @@ from atoll.status import ON_REQUEST
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store
+
+log = logging.getLogger("atoll.runs")
 
 FORMAT = 1
 _ABSENT = object()
@@ -57,47 +62,135 @@ def read_run(store: Store, run_id: str) -> dict[str, Any]:
         ) from exc
 
 
-def record_intent(store: Store, run_id: str, request: Mapping[str, Any]) -> None:
-    """Record that this request is about to be sent; `Conflict` if a launcher recorded another request."""
-    intent = {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "request_sha256": _digest(request)}
+class Launch(NamedTuple):
+    """One launch of a run, as far as the store knows."""
+
+    number: int = 1
+    handle: RunHandle | None = None
+    """Set if the launch was started."""
+    undone: str | None = None
+    """Why the launch was undone; None if it was not."""
+
+
+def newest_launch(store: Store, run_id: str) -> Launch:
+    """The newest launch of a run. A launch follows only on an undone one, so most runs need one GET."""
+    launch = _decided(store, run_id, 1)
+    while launch.undone is not None:
+        following = _decided(store, run_id, launch.number + 1)
+        is_begun = following.handle or following.undone is not None or read_intent(store, run_id, following.number)
+        if not is_begun:
+            break
+        launch = following
+    return launch
+
+
+def launch_of(store: Store, run_id: str, handle: RunHandle) -> Launch:
+    """The launch with this handle; the newest one if the store knows no launch of this handle."""
+    newest = newest_launch(store, run_id)
+    earlier = (_decided(store, run_id, number) for number in range(newest.number - 1, 0, -1))
+    known = (launch for launch in earlier if intended_handle(store, run_id, launch.number) == handle)
+    return newest if newest.handle == handle else next(known, newest)
+
+
+def record_intent(
+    store: Store, run_id: str, request: Mapping[str, Any], handle: RunHandle | None, *, launch: int = 1
+) -> bool:
+    """Record that this request is about to be sent, and the handle it leads to.
+
+    False if another launcher recorded the same request before; `Conflict` if it recorded another one.
+    """
+    intent = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "at": time.time(),
+        "request_sha256": _digest(request),
+        **({"handle": str(handle)} if handle is not None else {}),
+    }
+    run_keys = RunKeys(run_id, launch)
     try:
-        store.create(RunKeys(run_id).intent(), _encode(intent))
+        store.create(run_keys.intent(), _encode(intent))
     except KeyExists:
-        check_intent(store, run_id, request)
+        check_intent(store, run_id, request, launch=launch)
+        store.put(run_keys.joined(), _encode({"host": intent["host"], "pid": intent["pid"]}))
+        return False
+    return True
 
 
-def check_intent(store: Store, run_id: str, request: Mapping[str, Any]) -> None:
-    """Raise `Conflict` if the recorded intent is for another request, which this launcher must not adopt or stop."""
-    present = _decode(store.get(RunKeys(run_id).intent()))
+def check_intent(store: Store, run_id: str, request: Mapping[str, Any], *, launch: int = 1) -> None:
+    """Raise `Conflict` if the recorded intent is for another request, which this launcher must not adopt."""
+    present = _decode(store.get(RunKeys(run_id, launch).intent()))
     if present["request_sha256"] != _digest(request):
         there = f"{present['host']} (pid {present['pid']})"
         raise Conflict(
             run_id,
             [f"launch: begun on {there} with another placement or setting, and not finished"],
-            hint=f"launch or cancel it on that machine: {there}",
+            hint=f"repeat the launch with those settings, or cancel it: `atoll cancel {run_id}`",
         )
 
 
-def has_intent(store: Store, run_id: str) -> bool:
-    """Whether a launcher recorded an intent to submit."""
-    return _is_there(store, RunKeys(run_id).intent())
-
-
-def record_handle(store: Store, run_id: str, handle: RunHandle) -> RunHandle:
-    """Record the handle. Returns the recorded one, which is the first."""
+def read_intent(store: Store, run_id: str, launch: int = 1) -> Mapping[str, Any] | None:
+    """The intent of a launch; None if no launcher began it. Its `handle` is absent in records of earlier versions."""
     try:
-        store.create(RunKeys(run_id).handle(), _encode({"handle": str(handle), "at": time.time()}))
-    except KeyExists:
-        return read_handle(store, run_id) or handle
-    return handle
+        return _decode(store.get(RunKeys(run_id, launch).intent()))
+    except KeyNotFound:
+        return None
+
+
+def intended_handle(store: Store, run_id: str, launch: int = 1) -> RunHandle | None:
+    """The handle that an unfinished launch leads to; None if no launcher began it."""
+    text = (read_intent(store, run_id, launch) or {}).get("handle")
+    return RunHandle.parse(text) if text else None
+
+
+def record_handle(store: Store, run_id: str, handle: RunHandle, *, launch: int = 1) -> Launch:
+    """Record that the launch was started. Returns what is recorded, which another launcher may have decided."""
+    return _decide(store, run_id, launch, {"handle": str(handle)})
+
+
+def record_undone(store: Store, run_id: str, why: str, *, launch: int = 1) -> Launch:
+    """Record that the launch is undone. Returns what is recorded, which another launcher may have decided."""
+    return _decide(store, run_id, launch, {"undone": why})
 
 
 def read_handle(store: Store, run_id: str) -> RunHandle | None:
-    """The handle, or None if no submit has finished yet."""
+    """The handle of the newest launch, or None if no submit has finished yet."""
+    return newest_launch(store, run_id).handle
+
+
+def withdraw_run(store: Store, spec: RunSpec, *, executor: str) -> None:
+    """Delete the records of a first launch that started nothing, unless another launcher has recorded an intent.
+
+    The caller has recorded that the launch is undone, so no launcher continues it; one may begin launch 2 meanwhile.
+    """
+    first, second = RunKeys(spec.run_id), RunKeys(spec.run_id, 2)
+
+    def others_began() -> bool:
+        return _is_there(store, first.joined()) or _is_there(store, second.intent())
+
+    if others_began():
+        return
+    for key in (first.run(), keys.index_key(spec.run_id), first.intent()):
+        store.delete(key)
+    if others_began():  # while the records were deleted
+        record_run(store, spec, executor=executor)
+    else:
+        store.delete(first.handle())
+
+
+def _decide(store: Store, run_id: str, launch: int, record: Mapping[str, Any]) -> Launch:
     try:
-        return RunHandle.parse(_decode(store.get(RunKeys(run_id).handle()))["handle"])
+        store.create(RunKeys(run_id, launch).handle(), _encode({**record, "at": time.time()}))
+    except KeyExists:
+        log.debug("run %s: launch %d was decided by another launcher", run_id, launch)
+    return _decided(store, run_id, launch)
+
+
+def _decided(store: Store, run_id: str, launch: int) -> Launch:
+    try:
+        found = _decode(store.get(RunKeys(run_id, launch).handle()))
     except KeyNotFound:
-        return None
+        return Launch(launch)
+    return Launch(launch, RunHandle.parse(found["handle"]) if "handle" in found else None, found.get("undone"))
 
 
 class Cancel(NamedTuple):
@@ -109,27 +202,27 @@ class Cancel(NamedTuple):
     """Ranks that had ended before."""
 
 
-def record_cancel(store: Store, run_id: str, cancel: Cancel) -> None:
+def record_cancel(store: Store, run_id: str, cancel: Cancel, *, launch: int = 1) -> None:
     """Record the cancellation and its reason, which the backend does not keep. The first record counts."""
     try:
-        store.create(RunKeys(run_id).cancelled(), _encode({"at": time.time(), **cancel._asdict()}))
+        store.create(RunKeys(run_id, launch).cancelled(), _encode({"at": time.time(), **cancel._asdict()}))
     except KeyExists:
         pass
 
 
-def read_cancel(store: Store, run_id: str) -> Cancel | None:
+def read_cancel(store: Store, run_id: str, *, launch: int = 1) -> Cancel | None:
     """The record of the cancellation; None if the run was not cancelled."""
     try:
-        found = _decode(store.get(RunKeys(run_id).cancelled()))
+        found = _decode(store.get(RunKeys(run_id, launch).cancelled()))
     except KeyNotFound:
         return None
     why = found.get("why")
     return Cancel(why if isinstance(why, str) else ON_REQUEST, tuple(found.get("over", ())))
 
 
-def is_cancelled(store: Store, run_id: str) -> bool:
+def is_cancelled(store: Store, run_id: str, *, launch: int = 1) -> bool:
     """Whether a cancellation is recorded."""
-    return _is_there(store, RunKeys(run_id).cancelled())
+    return _is_there(store, RunKeys(run_id, launch).cancelled())
 
 
 def run_ids(store: Store) -> Iterator[str]:

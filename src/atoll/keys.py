@@ -64,27 +64,43 @@ class RunKeys:
     """The names of one run's records, outside its rounds."""
 
     run_id: str
+    launch: int = 1
+    """The number of the launch. A launch after the first has all its records below `launch/N/`."""
 
     @cached_property
-    def prefix(self) -> str:
+    def run_prefix(self) -> str:
         """The prefix of all objects of this run, and of no other."""
         return f"runs/{run_part(self.run_id)}/"
 
+    @cached_property
+    def prefix(self) -> str:
+        """The prefix of what the replicas of this launch write."""
+        return self.run_prefix if self.launch == 1 else self._launch_prefix
+
+    @property
+    def _launch_prefix(self) -> str:
+        return f"{self.run_prefix}launch/" if self.launch == 1 else f"{self.run_prefix}launch/{number(self.launch)}/"
+
     def run(self) -> str:
-        return f"{self.prefix}run.json"
+        return f"{self.run_prefix}run.json"
 
     def intent(self) -> str:
-        return f"{self.prefix}launch/intent.json"
+        return f"{self._launch_prefix}intent.json"
+
+    def joined(self) -> str:
+        """Created by a launcher that continues the launch of another launcher."""
+        return f"{self._launch_prefix}joined.json"
 
     def handle(self) -> str:
-        return f"{self.prefix}launch/handle.json"
+        """Decides the launch: the first write says that it was started, with the handle, or undone."""
+        return f"{self._launch_prefix}handle.json"
 
     def start(self, rank: int, attempt: int) -> str:
         """Created by the container of this attempt; so containers count attempts where the service does not."""
         return f"{self.prefix}start/{number(rank, 5)}.{number(attempt, 3)}.json"
 
     def cancelled(self) -> str:
-        return f"{self.prefix}launch/cancelled.json"
+        return f"{self._launch_prefix}cancelled.json"
 
     def outcomes_prefix(self) -> str:
         return f"{self.prefix}outcome/"

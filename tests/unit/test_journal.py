@@ -60,8 +60,8 @@ def test_an_argument_that_only_one_side_has_is_said_to_be_absent(memory):
 def test_the_first_handle_counts(memory):
     first, second = RunHandle("local", "h", "a", 1), RunHandle("local", "h", "b", 1)
     assert journal.read_handle(memory, "r") is None
-    assert journal.record_handle(memory, "r", first) == first
-    assert journal.record_handle(memory, "r", second) == first
+    assert journal.record_handle(memory, "r", first).handle == first
+    assert journal.record_handle(memory, "r", second).handle == first
 
 
 def test_runs_are_listed_whatever_they_are_called(memory):

@@ -186,6 +186,8 @@ def error_record(error: AtollError) -> dict[str, Any]:
     for name in ("problems", "differences", "left_running"):
         if found := getattr(error, name, None):
             record[name] = list(found)
+    if refusals := getattr(error, "refusals", None):
+        record["refusals"] = dict(refusals)
     return record
 
 

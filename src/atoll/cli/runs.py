@@ -68,7 +68,8 @@ def have_all_ended(store: Store, run_id: str) -> bool:
         replicas = journal.read_run(store, run_id)["spec"]["placement"]["replicas"]
     except RunNotFound:
         return False
-    return len(StoredRun(store, run_id).outcomes()) >= int(replicas)
+    launch = journal.newest_launch(store, run_id).number
+    return len(StoredRun(store, run_id, launch).outcomes()) >= int(replicas)
 
 
 def _executor_settings(settings: Config, name: str, store: str | None) -> dict[str, object]:

@@ -94,6 +94,7 @@ class RoundPoller:
 
     def __init__(self, run: Run, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._run_id, self._store, self._clock = run.id, with_retry_timeout(run.store, _POLL_TIMEOUT_S), clock
+        self._launch = run.launch
         self._waiting: Waiting | None = None
         self._records: dict[int, RoundRecord] = {}
         self._waiting_at = self._records_at = -60.0
@@ -105,7 +106,7 @@ class RoundPoller:
         now = self._clock.monotonic()
         if now - self._waiting_at >= _POLL_EVERY_S:
             self._waiting_at = now
-            read = partial(waiting_for, self._store, self._run_id, len(status.replicas))
+            read = partial(waiting_for, self._store, self._run_id, len(status.replicas), launch=self._launch)
             try:
                 self._waiting = answer_within(_POLL_ANSWER_S, read)
             except (AtollError, Unanswered) as exc:
@@ -119,7 +120,7 @@ class RoundPoller:
         if refresh or now - self._records_at >= _POLL_EVERY_S:
             self._records_at = now
             try:
-                self._records = latest_records(self._store, self._run_id)
+                self._records = latest_records(self._store, self._run_id, launch=self._launch)
             except AtollError as exc:
                 log.debug("run %s: cannot read the round records: %s", self._run_id, exc.message)
         return self._records

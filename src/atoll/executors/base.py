@@ -1,18 +1,21 @@
 """The Executor port: starts replicas on a backend and reports their status. `atoll.testing.executor_contract` tests
-the contract clauses E1-E19. `Sweeper`, `HandleResolver`, `Preflighter` and `Diagnoser` are optional abilities."""
+the contract clauses E1-E27. `Starter`, `Sweeper`, `HandleResolver`, `Preflighter` and `Diagnoser` are optional."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 from atoll.context import RunContext
-from atoll.errors import did_you_mean
+from atoll.errors import AtollError, BackendError, ConfigError, StopFailed, SubmitError, did_you_mean
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
+
+log = logging.getLogger("atoll.executors")
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,13 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Stray:
-    """Something that a backend still runs for a run that is over."""
+    """Something that carries Atoll's label and that a backend still runs."""
 
     handle: RunHandle
     native_id: str
     message: str
+    context: RunContext | None = None
+    """Set if the backend does not know whether the run is over: the record of the run has to say it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, plan: Plan) -> RunHandle:
-        """Start every replica, or none. Adopts what an earlier submit of the same plan started. (E4 E10 E18 E19)"""
+        """Start every replica, or none. Adopts what an earlier submit of the same plan started. (E4 E10 E18 E19 E21)"""
         ...
 
     def status(self, handle: RunHandle) -> RunStatus:
@@ -96,7 +101,11 @@ class Executor(Protocol):
         ...
 
     def cancel(self, handle: RunHandle) -> None:
-        """Stop every replica. Returns after it has seen that nothing runs. No error if the run is over. (E7)"""
+        """Stop every replica by its name, whether it was created or not. Never creates. (E7 E20 E21 E22 E26)
+
+        Returns after a lookup of every name has shown that none runs, else raises `StopFailed`. No error if the run
+        is over or unknown.
+        """
         ...
 
     def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
@@ -105,11 +114,31 @@ class Executor(Protocol):
 
 
 @runtime_checkable
+class Starter(Protocol):
+    """An executor with names that follow from the plan, which leaves the undoing of a failed start to its caller.
+
+    The caller can so record that a launch is undone before any replica is stopped, and can stop replicas of a launch
+    that another process did not finish. `submit_or_stop` is the `submit` of such an executor.
+    """
+
+    def handle(self, plan: Plan) -> RunHandle:
+        """The handle of the run that this plan starts. Pure, and the same before and after the start. (E22)"""
+        ...
+
+    def start(self, plan: Plan) -> RunHandle:
+        """Start every replica, or adopt it. If some may have been created, raise `SubmitError` with their names. (E21)
+
+        Any other `BackendError` that is not `retryable`, and any `ConfigError`, means that nothing was created.
+        """
+        ...
+
+
+@runtime_checkable
 class Sweeper(Protocol):
     """An executor that can find strays on its backend, by label."""
 
     def strays(self) -> list[Stray]:
-        """What still runs for runs that are over. Asks the backend; reads no records of Atoll."""
+        """What runs with Atoll's label, except what surely belongs to a run that goes on. Reads no records."""
         ...
 
 
@@ -138,6 +167,52 @@ class Diagnoser(Protocol):
     def diagnose(self) -> list[Check]:
         """One finding for each part of the setup."""
         ...
+
+
+def submit_or_stop(executor: Any, plan: Plan) -> RunHandle:
+    """Start every replica, or stop what was started: the `submit` of an executor that is a `Starter`."""
+    try:
+        handle: RunHandle = executor.start(plan)
+    except BaseException as why:
+        if has_created_nothing(why):
+            raise
+        stop_and_raise(executor, executor.handle(plan), plan.run_id, why)
+    return handle
+
+
+def has_created_nothing(why: BaseException) -> bool:
+    """Whether a start that failed with this error has surely created nothing itself."""
+    if isinstance(why, SubmitError):
+        return not why.created  # only replicas of another launcher exist
+    return isinstance(why, ConfigError) or (isinstance(why, BackendError) and not why.retryable)
+
+
+def stop_and_raise(
+    executor: Executor, handle: RunHandle, run_id: str, why: BaseException, *, note: str = ""
+) -> NoReturn:
+    """Stop the replicas of a start that failed, and raise an error that says so and names what may still run."""
+    log.info("run %s: the start failed: stop %s", run_id, handle)
+    left = _stop(executor, handle)
+    if not left and not isinstance(why, AtollError):
+        why.add_note(f"the launch of run `{run_id}` was undone; nothing is left running{note}")
+        raise why
+    cause = why.__cause__ if isinstance(why, SubmitError) and why.__cause__ is not None else why
+    message = cause.message if isinstance(cause, AtollError) else f"interrupted by {type(cause).__name__}"
+    hint = f"`atoll cancel '{handle}'` tries again to stop them" if left else getattr(why, "hint", None)
+    text = f"run `{run_id}`: {message.removeprefix(f'run `{run_id}`: ')}{note}"
+    raise SubmitError(text, left_running=left, executor=executor.name, hint=hint) from cause
+
+
+def _stop(executor: Executor, handle: RunHandle) -> tuple[str, ...]:
+    """Stop every replica; returns what may still run."""
+    try:
+        executor.cancel(handle)
+    except StopFailed as exc:
+        return exc.left_running
+    except (BackendError, KeyboardInterrupt) as exc:
+        log.warning("could not stop %s: %s", handle, exc)
+        return (str(handle),)
+    return ()
 
 
 def check(placement: Placement, capabilities: Capabilities) -> list[str]:

@@ -42,6 +42,7 @@ def prepare(argv: list[str], environ: MutableMapping[str, str]) -> Spool:
     plan = {
         "label": str(spool.root),
         "run_id": context.run_id,
+        "launch": context.launch,
         "store": context.store_uri,
         "ranks": [context.rank],
         "rank_environment": {str(context.rank): {RANK: str(context.rank)}},
@@ -112,7 +113,7 @@ def _register(flags: argparse.Namespace, context: ReplicaContext) -> int:
     """Write `run.json` if flags name the entry point, and take the next free attempt of this rank."""
     if flags.trainer_module is not None:
         _write_run(flags, context)
-    keys = RunKeys(context.run_id)
+    keys = RunKeys(context.run_id, context.launch)
     for attempt in itertools.count(context.attempt):
         try:
             record = {"host": os.uname().nodename, "at": time.time()}

@@ -35,7 +35,8 @@ from atoll.replica.uploader import UploaderLink
 from atoll.status import Reason, ReplicaState
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_STORE_TIMEOUT_S = 120.0
+_STORE_TIMEOUT_S, _STORE_TIMEOUT_CANCELLED_S = 120.0, 30.0
+"""How long an ended rank waits for its upload. A cancelled run must end soon, also while the store is down."""
 _RESERVE_BYTES = 256 << 10
 
 log = logging.getLogger("atoll.replica")
@@ -255,7 +256,10 @@ class Supervisor:
         }
         self._write(attempt.outcome, record)
         process.ended(verdict, time.time())
-        self._uploader.send("ended", process.rank, process.attempt, timeout_s=_STORE_TIMEOUT_S)
+        self._uploader.send("ended", process.rank, process.attempt, timeout_s=self._store_timeout_s())
+
+    def _store_timeout_s(self) -> float:
+        return _STORE_TIMEOUT_CANCELLED_S if self._spool.cancel.exists() else _STORE_TIMEOUT_S
 
     # ── signals, the uploader and files ─────────────────────────────────────────────────────────────────────────
 
@@ -294,7 +298,7 @@ class Supervisor:
             if process.pid is not None:
                 self._uploader.send("started", process.rank, process.attempt)
             elif process.verdict is not None:
-                self._uploader.send("ended", process.rank, process.attempt, timeout_s=_STORE_TIMEOUT_S)
+                self._uploader.send("ended", process.rank, process.attempt, timeout_s=self._store_timeout_s())
 
     def _sleep(self) -> None:
         """Sleep until an action is due or a descriptor is readable; then copy the replicas' output."""

@@ -252,7 +252,7 @@ class AttemptUpload:
 
     def __init__(self, spool: Spool, plan: dict[str, Any], rank: int, number: int) -> None:
         self._attempt, self._rank, self._number = spool.attempt(rank, number), rank, number
-        self._keys = RunKeys(plan["run_id"])
+        self._keys = RunKeys(plan["run_id"], plan.get("launch", 1))
         self._echo = bool(plan.get("echo"))
         self._echoed = 0
         self._uploaded: int | None = None

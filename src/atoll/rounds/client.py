@@ -81,6 +81,7 @@ class RoundClient:
         *,
         layouts: Sequence[Layout],
         attempt: int = 0,
+        launch: int = 1,
         codec_name: str = DEFAULT_CODEC,
         mean_codec: str | None = None,
         chunk: int | None = None,
@@ -91,8 +92,9 @@ class RoundClient:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._steps = RoundSteps(
-            run_id, rank, world_size, layouts=layouts, attempt=attempt, codec_name=codec_name, mean_codec=mean_codec,
-            chunk=chunk, quorum=quorum, settings=settings, tuning=tuning, lease_s=lease_s, clock=clock,
+            run_id, rank, world_size, layouts=layouts, attempt=attempt, launch=launch, codec_name=codec_name,
+            mean_codec=mean_codec, chunk=chunk, quorum=quorum, settings=settings, tuning=tuning,
+            lease_s=lease_s, clock=clock,
         )  # fmt: skip
         if self._steps.tuning.keep_freed_memory:
             keep_freed_memory()
@@ -284,6 +286,7 @@ class RoundSteps:
         *,
         layouts: Sequence[Layout],
         attempt: int = 0,
+        launch: int = 1,
         codec_name: str = DEFAULT_CODEC,
         mean_codec: str | None = None,
         chunk: int | None = None,
@@ -294,7 +297,7 @@ class RoundSteps:
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
     ) -> None:
-        self._keys = RoundKeys(run_id)
+        self._keys = RoundKeys(run_id, launch)
         self._rank, self._attempt = rank, attempt
         self._quorum, self.tuning = quorum or Quorum(), tuning or Tuning()
         self._token = uuid.uuid4().hex

@@ -28,10 +28,11 @@ class RoundKeys:
     """
 
     run_id: str
+    launch: int = 1
 
     @cached_property
     def prefix(self) -> str:
-        return f"{RunKeys(self.run_id).prefix}sync/"
+        return f"{RunKeys(self.run_id, self.launch).prefix}sync/"
 
     # ---- before the first round
     def agreement(self) -> str:

@@ -62,9 +62,9 @@ class Waiting:
         return f"round {self.round_no} waits for rank{'' if len(self.missing) == 1 else 's'} {ranks}"
 
 
-def round_records(store: Store, run_id: str, *, last: int | None = None) -> list[RoundRecord]:
+def round_records(store: Store, run_id: str, *, last: int | None = None, launch: int = 1) -> list[RoundRecord]:
     """All round records in the store, by rank and time; with `last`, only the newest ones of each rank."""
-    keys = RoundKeys(run_id)
+    keys = RoundKeys(run_id, launch)
     of_rank: dict[int, list[str]] = {}
     for key, (rank, *_) in _parsed(store, keys.metrics_prefix(), keys.parse_metrics):
         of_rank.setdefault(rank, []).append(key)  # sorted: older incarnations and segments first
@@ -72,31 +72,31 @@ def round_records(store: Store, run_id: str, *, last: int | None = None) -> list
     return [record for records in found for record in records]
 
 
-def latest_records(store: Store, run_id: str) -> dict[int, RoundRecord]:
+def latest_records(store: Store, run_id: str, *, launch: int = 1) -> dict[int, RoundRecord]:
     """The newest round of each rank."""
-    return {record.rank: record for record in round_records(store, run_id, last=1)}
+    return {record.rank: record for record in round_records(store, run_id, last=1, launch=launch)}
 
 
-def round_events(store: Store, run_id: str) -> list[dict[str, Any]]:
+def round_events(store: Store, run_id: str, *, launch: int = 1) -> list[dict[str, Any]]:
     """All events of the replicas, by time."""
-    keys = list(store.list(RoundKeys(run_id).events_prefix()))
+    keys = list(store.list(RoundKeys(run_id, launch).events_prefix()))
     found = [line for lines in _each(lambda key: list(_lines(store, key)), keys) for line in lines]
     usable = [e for e in found if isinstance(e.get("time"), int | float) and isinstance(e.get("by", 0), int)]
     return sorted(usable, key=lambda event: float(event["time"]))
 
 
-def rounds_held(store: Store, run_id: str) -> int:
+def rounds_held(store: Store, run_id: str, *, launch: int = 1) -> int:
     """How many rounds are committed; one LIST."""
-    keys = RoundKeys(run_id)
+    keys = RoundKeys(run_id, launch)
     return max((number + 1 for _, number in _parsed(store, keys.commits_prefix(), keys.parse_commit)), default=0)
 
 
-def waiting_for(store: Store, run_id: str, replicas: int) -> Waiting | None:
+def waiting_for(store: Store, run_id: str, replicas: int, *, launch: int = 1) -> Waiting | None:
     """The round that waits for ranks, or None.
 
     Takes three LISTs, and one LIST and one GET for each of a few ranks that may wait.
     """
-    keys = RoundKeys(run_id)
+    keys = RoundKeys(run_id, launch)
     commits = [number for _, number in _parsed(store, keys.commits_prefix(), keys.parse_commit)]
     round_no = commits[-1] + 1 if commits else 0
     arrived = {named[1] for _, named in _parsed(store, keys.offers_prefix(round_no), keys.parse_offer)}

@@ -71,41 +71,40 @@ class Difference(Exception):
     """The store differs from the recomputed values."""
 
 
-def verify(store: Store, run_id: str) -> Report:
+def verify(store: Store, run_id: str, *, launch: int = 1) -> Report:
     """Check a run; the report names the first difference, if any."""
     first = partial = 0
     while True:
         report = Report(run_id, partial=partial)
         try:
-            Verification(store, run_id, report).run(first)
+            Verification(store, run_id, report, launch).run(first)
         except (Difference, CorruptUpdate) as exc:
             report.difference = str(exc)
         except KeyNotFound as exc:
-            if report.rounds == 0 and _is_being_retired(store, run_id, report.first_round):
+            if report.rounds == 0 and _is_being_retired(store, RoundKeys(run_id, launch), report.first_round):
                 first, partial = report.first_round + 1, partial + 1
                 continue
             report.difference = str(exc)
         return report
 
 
-def _is_being_retired(store: Store, run_id: str, round_no: int) -> bool:
+def _is_being_retired(store: Store, keys: RoundKeys, round_no: int) -> bool:
     """Whether a later snapshot exists, so that a replica may be deleting this round."""
-    keys = RoundKeys(run_id)
     return any(keys.parse_snapshot(key) > round_no for key in store.list(keys.snapshots_prefix()))
 
 
 class Verification:
     """The walk through a run's commits, with the state they lead to."""
 
-    def __init__(self, store: Store, run_id: str, report: Report) -> None:
-        self._store, self._keys, self._report = store, RoundKeys(run_id), report
+    def __init__(self, store: Store, run_id: str, report: Report, launch: int = 1) -> None:
+        self._store, self._keys, self._report = store, RoundKeys(run_id, launch), report
         try:
             self._agreement = self._read(self._keys.agreement(), Agreement.open)
         except KeyNotFound as exc:
-            if next(iter(store.list(RunKeys(run_id).prefix)), None) is None:
+            if next(iter(store.list(RunKeys(run_id).run_prefix)), None) is None:
                 hint = f"`atoll ps --store {store.uri}` lists what is there"
                 raise RunNotFound(f"no run `{run_id}` in {store.uri}", hint=hint) from exc
-            has_ended = next(iter(store.list(RunKeys(run_id).outcomes_prefix())), None) is not None
+            has_ended = next(iter(store.list(RunKeys(run_id, launch).outcomes_prefix())), None) is not None
             why = "replicas have ended, and none had joined one" if has_ended else "no replica has joined one yet"
             reason = "never_joined" if has_ended else "not_joined_yet"
             raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: {why}", reason=reason) from exc

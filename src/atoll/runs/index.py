@@ -7,7 +7,9 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from atoll.context import home
 from atoll.errors import ConfigError
@@ -26,15 +28,25 @@ class Known:
 def remember(run_id: str, store: str, handle: str) -> None:
     """Add a run to the index. A folder that cannot be written is ignored."""
     known = Known(run_id, store, handle, time.time())
-    name = hashlib.sha256(f"{store}\0{run_id}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
-    folder = home() / "index"
+    path = _path(run_id, store)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f".{name}.{os.getpid()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.stem}.{os.getpid()}")
         fresh.write_text(json.dumps(asdict(known)), encoding="utf-8")
-        fresh.replace(folder / f"{name}.json")
+        fresh.replace(path)
     except OSError:
         return
+
+
+def forget(run_id: str, store: str) -> None:
+    """Remove a run that was not started."""
+    with suppress(OSError):
+        _path(run_id, store).unlink(missing_ok=True)
+
+
+def _path(run_id: str, store: str) -> Path:
+    name = hashlib.sha256(f"{store}\0{run_id}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return home() / "index" / f"{name}.json"
 
 
 def everything() -> list[Known]:

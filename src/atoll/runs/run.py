@@ -9,24 +9,25 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from atoll import journal, registry
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext, default_store
-from atoll.errors import AtollError, BackendError, ConfigError, Problems, RunNotFound, WaitTimeout
+from atoll.errors import AtollError, BackendError, ConfigError, Problems, RunNotFound, StoreError, WaitTimeout
 from atoll.executors.base import Executor, HandleResolver, Plan, Preflighter
 from atoll.handle import RunHandle
 from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check, index
+from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
 from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
-from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
+from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
 
@@ -125,11 +126,7 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
             f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
         )
     opened = registry.open_store(where)
-    record = journal.read_run(opened, run_id)
-    found = handle or journal.read_handle(opened, run_id)
-    executor = registry.executor(record["executor"], **(settings or {}))
-    log.debug("run %s: attached to %s on %s", run_id, found or "no handle", executor.name)
-    return Run(RunSpec.from_json(record["spec"]), executor, opened, found)
+    return Run.stored(opened, run_id, handle, settings)
 
 
 def _origin(
@@ -155,51 +152,81 @@ class Draft:
 
     def submit(self) -> Run:
         """Record, then start. If this process is killed, the next submit with the same run id continues from there."""
-        run_id = self.spec.run_id
-        handle = journal.read_handle(self.store, run_id)
-        if handle is None:
-            self.preflight()
-            self._upload()
-        else:
-            log.info("run %s exists already: adopt it", run_id)
-        journal.record_run(self.store, self.spec, executor=self.executor.name)
-        if handle is None and journal.is_cancelled(self.store, run_id):
-            log.info("run %s was cancelled before it started: submit nothing", run_id)
-            return Run(self.spec, self.executor, self.store, None)
-        if handle is None:
-            journal.record_intent(self.store, run_id, self.plan.request)
-            log.debug("run %s: submit %d replicas to %s", run_id, self.spec.placement.replicas, self.executor.name)
-            handle = journal.record_handle(self.store, run_id, self.executor.submit(self.plan))
-            log.info("run %s: started on %s as %s", run_id, self.executor.name, handle)
-            if journal.is_cancelled(self.store, run_id):
-                log.info("run %s was cancelled while it started: stop it", run_id)
-                self.executor.cancel(handle)
-        index.remember(run_id, self.store.uri, str(handle))
-        return Run(self.spec, self.executor, self.store, handle)
+        launch = start(self)
+        return Run(self.spec, self.executor, self.store, launch.handle, launch=launch.number)
+
+    def planned(self, launch: int) -> Plan:
+        """The plan of a launch of this run; native names contain the number of a later launch."""
+        if launch == 1:
+            return self.plan
+        return self.executor.plan(RunContext(self.spec.run_id, self.store.uri, launch), self.spec.placement)
 
     def preflight(self) -> None:
         """Run the checks of the executor that need its service; nothing is recorded yet."""
         if isinstance(self.executor, Preflighter):
             self.executor.preflight(self.plan)
 
-    def _upload(self) -> None:
+    def upload(self) -> None:
+        """Upload the code bundle, if there is one."""
         if self.bundle is not None:
             from atoll.bundle import upload
 
             upload(self.bundle, self.store)
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """What a cancellation did. The replicas do not run any more."""
+
+    before: RunStatus | None
+    """The backend's status right before; None if the backend did not say."""
+    record_error: AtollError | None = None
+    """Why the store could not record the cancellation; None if it is recorded, or had not to be."""
+
+    @property
+    def warning(self) -> str:
+        """What the missing record means; empty if nothing is missing."""
+        if self.record_error is None:
+            return ""
+        return (
+            "the replicas are stopped, but the store could not record that: "
+            f"{self.record_error.message}. `status` may show them as lost instead of cancelled, and a launcher that "
+            "is starting this run at this moment is not told; repeat the cancel when the store answers"
+        )
+
+
 class Run:
     """A run that was started. Works in any process that can reach the backend and the store."""
 
     def __init__(
-        self, spec: RunSpec, executor: Executor, store: Store, handle: RunHandle | None, clock: Clock = SYSTEM_CLOCK
+        self,
+        spec: RunSpec,
+        executor: Executor,
+        store: Store,
+        handle: RunHandle | None,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        launch: int = 1,
     ) -> None:
         self.spec, self.executor, self.store = spec, executor, store
         self.id = spec.run_id
+        self.launch = launch
+        """The number of the launch; greater than 1 if earlier launches were undone."""
         self._handle = handle
         self._clock = clock
-        self._stored = StoredRun(store, spec.run_id)
+        self._stored = StoredRun(store, spec.run_id, launch)
+
+    @classmethod
+    def stored(
+        cls, store: Store, run_id: str, handle: RunHandle | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Run:
+        """The run in a store: its newest launch, or the launch with this handle."""
+        record = journal.read_run(store, run_id)
+        launch = journal.launch_of(store, run_id, handle) if handle else journal.newest_launch(store, run_id)
+        executor = registry.executor(record["executor"], **(settings or {}))
+        log.debug("run %s: launch %d, %s, on %s", run_id, launch.number, launch.handle or "no handle", executor.name)
+        spec = RunSpec.from_json(record["spec"])
+        return cls(spec, executor, store, handle or launch.handle, launch=launch.number)
 
     def __repr__(self) -> str:
         return f"<Run {self.id} on {self.executor.name}, store {self.store.uri}>"
@@ -208,17 +235,17 @@ class Run:
     def handle(self) -> RunHandle:
         """The handle, whose text is enough to `attach`."""
         if self._handle is None:
-            if journal.is_cancelled(self.store, self.id):
+            if journal.is_cancelled(self.store, self.id, launch=self.launch):
                 raise RunNotFound(f"run `{self.id}` was cancelled before it started", hint="choose another run id")
             raise RunNotFound(
-                f"run `{self.id}` was recorded but never started: its launcher was interrupted",
+                f"run `{self.id}` was recorded but never started: its launcher failed or was interrupted",
                 hint="launch it again with the same run id to continue",
             )
         return self._handle
 
     def plan(self) -> Plan:
         """The exact request that started this run."""
-        return self.executor.plan(RunContext(self.id, self.store.uri), self.spec.placement)
+        return self.executor.plan(RunContext(self.id, self.store.uri, self.launch), self.spec.placement)
 
     def status(self, *, progress: bool = True) -> RunStatus:
         """The status of every rank, from the backend and the store."""
@@ -247,7 +274,12 @@ class Run:
         called with each such error, and with None after the next success.
         """
         short_timeout = Run(
-            self.spec, self.executor, with_retry_timeout(self.store, _STATUS_TIMEOUT_S), self._handle, self._clock
+            self.spec,
+            self.executor,
+            with_retry_timeout(self.store, _STATUS_TIMEOUT_S),
+            self._handle,
+            self._clock,
+            launch=self.launch,
         )
         try:
             status = wait(
@@ -269,26 +301,53 @@ class Run:
             return self.status()
         return status
 
-    def cancel(self) -> None:
-        """Stop every replica; returns when none runs. A run that was recorded but not started will not start."""
-        self._cancel(ON_REQUEST)
+    def cancel(self) -> Stopped:
+        """Stop every replica; returns when none runs. A run that was recorded but not started will not start.
 
-    def _cancel(self, why: str) -> None:
-        status = self.status(progress=False)
-        log.info("run %s is %s: cancel it", self.id, status.state)
-        if not status.is_terminal:
-            ended = (r.rank for r in status.replicas if r.state.is_terminal and r.state is not ReplicaState.LOST)
-            journal.record_cancel(self.store, self.id, Cancel(why, tuple(ended)))
-        self._handle = self._handle or journal.read_handle(self.store, self.id)
-        if self._handle is None and journal.has_intent(self.store, self.id):
-            # A launcher died between intent and handle. Submitting again adopts what it started.
-            log.info("run %s has an intent and no handle: submit it again, then cancel", self.id)
-            plan = self.plan()
-            journal.check_intent(self.store, self.id, plan.request)
-            self._handle = journal.record_handle(self.store, self.id, self.executor.submit(plan))
-        if self._handle is not None:
-            self.executor.cancel(self._handle)
-            log.info("run %s: nothing of it runs any more", self.id)
+        Stopping does not need the store: if the stop cannot be recorded, the returned `Stopped` says so. Raises
+        `StopFailed`, which names every replica that may still run.
+        """
+        return self._cancel(ON_REQUEST)
+
+    def _cancel(self, why: str) -> Stopped:
+        store = with_retry_timeout(self.store, _STATUS_TIMEOUT_S)
+        handle, is_started = self._handle, self._handle is not None
+        try:
+            if handle is None:
+                launch = journal.newest_launch(store, self.id)
+                handle, is_started = launch.handle, launch.handle is not None
+                handle = handle or self._intended(store)
+        except StoreError as exc:
+            log.debug("run %s: the store does not say whether it was started: %s", self.id, exc.message)
+        handle = handle or planned_handle(self.executor, self.plan())
+        if handle is None:
+            message = f"the launcher of run `{self.id}` died, and only it knew what it started"
+            raise BackendError(message, executor=self.executor.name, hint="launch it again, then cancel it")
+        before = status_or_none(self.executor, handle)
+        log.info("run %s: stop %s", self.id, handle)
+        self.executor.cancel(handle)
+        if before is not None and before.is_terminal and is_started:
+            return Stopped(before)
+        ended = () if before is None else tuple(r.rank for r in before.replicas if _has_ended(r))
+        try:
+            journal.record_cancel(store, self.id, Cancel(why, ended if is_started else ()), launch=self.launch)
+        except StoreError as exc:
+            log.warning("run %s is stopped, but the store could not record that: %s", self.id, exc.message)
+            return Stopped(before, exc)
+        if not is_started:
+            # A launcher that checked for a cancellation before the record was written has created all its replicas
+            # by now; a later one sees the record and stops its replicas itself.
+            self.executor.cancel(handle)
+        return Stopped(before)
+
+    def _intended(self, store: Store) -> RunHandle | None:
+        """The handle of a launch that is not finished. Intents of earlier versions have none: plan it again."""
+        intent = journal.read_intent(store, self.id, self.launch)
+        if intent is None or "handle" in intent:
+            return journal.intended_handle(store, self.id, self.launch)
+        plan = self.plan()
+        journal.check_intent(store, self.id, plan.request, launch=self.launch)
+        return planned_handle(self.executor, plan)
 
     def result(self) -> RunResult:
         """How every rank ended and what it returned. Raises `WaitTimeout` if the run has not ended."""
@@ -299,7 +358,11 @@ class Run:
             raise WaitTimeout(f"run `{self.id}` has not ended: it is {status.state}", hint=f"atoll wait {self.id}")
         joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
         final = tuple(self._with_last_lines(outcome) for outcome in joined)
-        rounds = 0 if all(o.state is ReplicaState.SUCCEEDED for o in final) else rounds_held(self.store, self.id)
+        rounds = (
+            0
+            if all(o.state is ReplicaState.SUCCEEDED for o in final)
+            else rounds_held(self.store, self.id, launch=self.launch)
+        )
         return RunResult(self.id, final, could_restart(self.spec, self.executor), rounds)
 
     def logs(
@@ -336,23 +399,47 @@ class Run:
         )
 
     def _backend_status(self) -> RunStatus:
-        if self._handle is None and journal.is_cancelled(self.store, self.id):
+        if self._handle is not None:
+            return self.executor.status(self._handle)
+        replicas = self.spec.placement.replicas
+        if journal.is_cancelled(self.store, self.id, launch=self.launch):
             message = "cancelled before it started"
-            return RunStatus.uniform(self.spec.placement.replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
-        if self._handle is None:
-            message = "its launcher was interrupted before it started; launch it again to continue"
-            return RunStatus.uniform(self.spec.placement.replicas, ReplicaState.PENDING, Reason.WAITING, message)
-        return self.executor.status(self._handle)
+            return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
+        launch = journal.newest_launch(self.store, self.id)
+        if launch.undone is not None:
+            message = f"the launch was undone ({launch.undone}); launch it again to start it"
+            return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
+        message = "its launcher was interrupted before it started; launch it again to continue"
+        waiting = RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING, message)
+        intended = journal.intended_handle(self.store, self.id, self.launch)
+        if intended is None:
+            return waiting
+        # A half-finished launch: some replicas may run already.
+        found = self.executor.status(intended)
+        pairs = zip(found.replicas, waiting.replicas, strict=True)
+        return RunStatus(tuple(idle if r.state is ReplicaState.LOST else r for r, idle in pairs))
 
     def _joined(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
         may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
-        cancel = journal.read_cancel(self.store, self.id) if may_be_cancelled else None
+        cancel = journal.read_cancel(self.store, self.id, launch=self.launch) if may_be_cancelled else None
         return join(backend, outcomes, cancelled=cancel.why, over=cancel.over) if cancel else join(backend, outcomes)
 
     def _with_last_lines(self, outcome: ReplicaOutcome) -> ReplicaOutcome:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
             return outcome
         return replace(outcome, last_lines=last_lines(lambda: self.logs(outcome.rank, tail=5)))
+
+
+def status_or_none(executor: Executor, handle: RunHandle) -> RunStatus | None:
+    try:
+        return executor.status(handle)
+    except BackendError as exc:
+        log.debug("no status of %s before it is stopped: %s", handle, exc.message)
+        return None
+
+
+def _has_ended(replica: ReplicaStatus) -> bool:
+    return replica.state.is_terminal and replica.state is not ReplicaState.LOST
 
 
 def could_restart(spec: RunSpec, executor: Executor) -> bool:

@@ -21,8 +21,8 @@ _PAUSE_S = 0.5
 class StoredRun:
     """The records of one run in the store."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
-        self._store, self._keys = store, RunKeys(run_id)
+    def __init__(self, store: Store, run_id: str, launch: int = 1) -> None:
+        self._store, self._keys = store, RunKeys(run_id, launch)
 
     def outcomes(self, *, with_results: bool = False) -> dict[int, ReplicaOutcome]:
         """The newest outcome of every rank that wrote one."""

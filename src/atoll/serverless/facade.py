@@ -17,6 +17,7 @@ from atoll.handle import RunHandle
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome, join, outcome_of
 from atoll.runs.run import Run, prepare
+from atoll.runs.stop import stop
 from atoll.runs.stored import StoredRun
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -70,7 +71,7 @@ class Facade:
             rank_env=rank_env,
         )
         run = draft.submit()
-        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri}
+        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri, "launch": run.launch}
         return [ReplicaHandle(rank, self.backend_name, dict(metadata)) for rank in range(n_replicas)]
 
     def poll(self, handle: ReplicaHandle) -> str:
@@ -80,7 +81,8 @@ class Facade:
         return "".join(f"{line}\n" for line in self._run(handle).logs(handle.rank, tail=n_lines))
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        self._run(handle).cancel()
+        self._checked(handle)
+        stop(str(handle.metadata["run"]), lambda: self._run(handle), lambda _: self._executor)
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
         """As in the protocol. The rows come after about `timeout`, also if the service or the store does not answer."""
@@ -107,7 +109,7 @@ class Facade:
         try:
             run = _answer(partial(self._run, handle), deadline)
             status = _status_at(run, deadline)
-            outcomes = _answer(partial(StoredRun(run.store, run.id).outcomes, with_results=True), deadline)
+            outcomes = _answer(partial(StoredRun(run.store, run.id, run.launch).outcomes, with_results=True), deadline)
             if status is not None and status.is_terminal:
                 rows = [_row(outcome) for outcome in _answer(run.result, deadline).outcomes]
             else:
@@ -128,7 +130,7 @@ class Facade:
 
         store = open_store(handle.metadata["store"])
         spec = RunSpec.from_json(read_run(store, handle.metadata["run_id"])["spec"])
-        return Run(spec, self._executor, store, named, self._clock)
+        return Run(spec, self._executor, store, named, self._clock, launch=handle.metadata.get("launch", 1))
 
     def _checked(self, handle: ReplicaHandle) -> RunHandle:
         """The handle of the run. `ConfigError` if this is not a handle of this backend, or has no such rank."""

@@ -146,8 +146,9 @@ def submit_interrupted_at(bench: Bench, order: Order, step: str) -> Interrupted:
 
 
 def spread(steps: Sequence[str], most: int) -> list[str]:
-    """About `most` of the steps: two thirds inside the adapter's `submit`, and there each step after an effect."""
-    first, last = steps.index("before executor.submit #1"), steps.index("after executor.submit #1")
+    """About `most` of the steps: two thirds while the adapter starts replicas, and there each step after an effect."""
+    verb = "start" if "before executor.start #1" in steps else "submit"
+    first, last = steps.index(f"before executor.{verb} #1"), steps.index(f"after executor.{verb} #1")
     inside, around = list(range(first, last + 1)), [*range(first), *range(last + 1, len(steps))]
     effects = {step for step in inside if steps[step].startswith("after ")}
     chosen = {*effects, *_even(inside, most - most // 3), *_even(around, most // 3)}

@@ -46,9 +46,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one rank of one run."""
 
-    def __init__(self, store: Store, run_id: str, rank: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, store: Store, run_id: str, rank: int, *, launch: int = 1, clock: Clock = SYSTEM_CLOCK) -> None:
         self._run_id, self._rank = run_id, rank
-        self._keys = RunKeys(run_id)
+        self._keys = RunKeys(run_id, launch)
         self._io = StoreIO(clock, random.Random())
         self._drive = ThreadedDriver(store, clock)
 

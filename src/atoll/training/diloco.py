@@ -111,7 +111,7 @@ class DiLoCo:
         self._last_round: int | None = None
         self._feed: Feed[Any] | None = None
         self._saved: dict[str, Any] = {}
-        self._checkpoints = Checkpoints(self.ctx.store, self.ctx.run_id, self.ctx.rank)
+        self._checkpoints = Checkpoints(self.ctx.store, self.ctx.run_id, self.ctx.rank, launch=self.ctx.launch)
         self._progress = Progress(self.ctx)
         self._join(outer or Nesterov(), codec, error_feedback, mean_codec=mean_codec, tuning=tuning, chunk=given.chunk)
 
@@ -123,8 +123,8 @@ class DiLoCo:
         rule = agreed_rule(rule, codec)
         self._client = RoundClient(
             self.ctx.store, self.ctx.run_id, self.ctx.rank, self.ctx.world_size,
-            layouts=vector.layouts, attempt=self.ctx.attempt, codec_name=codec, quorum=self._quorum, clock=self._clock,
-            settings=self._agreed_settings(rule, vector), **options,
+            layouts=vector.layouts, attempt=self.ctx.attempt, launch=self.ctx.launch, codec_name=codec,
+            quorum=self._quorum, clock=self._clock, settings=self._agreed_settings(rule, vector), **options,
         )  # fmt: skip
         residuals = ErrorFeedback(codec, vector.fragments) if is_wanted(error_feedback, codec) else None
         try:

@@ -15,7 +15,7 @@ import pytest
 
 import atoll
 from atoll import journal
-from atoll.errors import BackendError, InvalidSpec, RunFailed, SubmitError
+from atoll.errors import BackendError, InvalidSpec, RunFailed
 from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.pipes import KillPipe, OutputPipe
@@ -279,7 +279,7 @@ def test_another_name_of_the_same_interpreter_is_no_conflict(hostile, store, tmp
     again = prepare("hostile:sleeps", store=store, args={"seconds": 0}, run_id="same")
     assert again.plan.request["command"] != draft.plan.request["command"]
     assert LocalExecutor().submit(again.plan) == handle
-    journal.record_intent(draft.store, "same", draft.plan.request)
+    journal.record_intent(draft.store, "same", draft.plan.request, handle)
     journal.check_intent(draft.store, "same", again.plan.request)
     LocalExecutor().cancel(handle)
 
@@ -333,7 +333,7 @@ def test_a_supervisor_that_exits_during_cancel_is_no_error(hostile, store, monke
 
 def test_a_home_that_cannot_be_written_to_is_a_refusal_and_no_bug(hostile, store, monkeypatch):
     monkeypatch.setenv("ATOLL_HOME", "/dev/null/home")
-    with pytest.raises(SubmitError, match=r"/dev/null/home.*Not a directory"):
+    with pytest.raises(BackendError, match=r"/dev/null/home.*Not a directory"):
         atoll.launch("hostile:sleeps", store=store, args={"seconds": 0})
 
 

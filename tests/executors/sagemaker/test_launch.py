@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.context import RunContext
-from atoll.errors import BackendError, CapacityError, Conflict, SubmitError
+from atoll.errors import CapacityError, Conflict, SubmitError
 from atoll.executors.sagemaker.request import job_name
 from atoll.spec import Placement
 from atoll.status import ReplicaState
@@ -45,48 +45,12 @@ def test_a_full_quota_stops_the_ranks_before_and_says_why(held, executor):
     assert len(held.engine.jobs) == 2
 
 
-def test_a_launch_that_was_undone_can_be_started_again(held, executor):
-    held.engine.quota = 2
-    plan = plan_of(executor())
-    with pytest.raises(SubmitError):
-        executor().submit(plan)
-    held.engine.quota = None
-    handle = executor().submit(plan)
-    assert going(held) == [job_name(handle.native_id, rank) for rank in range(3)]
-
-
-def test_a_delete_whose_answer_was_lost_frees_the_name_all_the_same(held, executor):
-    held.engine.quota = 2
-    plan = plan_of(executor())
-    with pytest.raises(SubmitError):
-        executor().submit(plan)
-    held.engine.quota = None
-    held.faults.fail("DeleteTrainingJob", Fault.BROKEN, times=1, after_effect=True)
-    executor(patience_s=10.0).submit(plan)
-    assert len(going(held)) == 3
-
-
-def test_a_name_that_is_being_deleted_is_waited_for(held, executor):
+def test_a_name_that_is_being_deleted_is_not_taken_for_a_running_job(held, executor):
     plan = plan_of(executor(), 1)
     body = plan.request["jobs"][0]
     held.engine.seed(body, "Deleting", "Completed")
-    held.faults.on("DescribeTrainingJob", lambda: held.engine.jobs.pop(body["TrainingJobName"]), nth=3)
-    executor().submit(plan)
-    assert going(held) == [body["TrainingJobName"]]
-
-
-def test_a_name_that_cannot_be_freed_says_so(held, executor):
-    held.engine.quota = 2
-    plan = plan_of(executor())
-    with pytest.raises(SubmitError):
-        executor().submit(plan)
-    held.engine.quota = None
-    held.faults.fail("DeleteTrainingJob", Fault.FORBIDDEN)
-    with pytest.raises(BackendError) as caught:
-        executor().submit(plan)
-    assert (caught.value.reason, caught.value.operation) == ("taken", "submit")
-    assert "`aws sagemaker delete-training-job`" in (caught.value.hint or "")
-    assert going(held) == []
+    handle = executor().submit(plan)
+    assert executor().status(handle).replicas[0].state is ReplicaState.LOST
 
 
 def test_what_could_not_be_stopped_is_named_exactly(held, executor):

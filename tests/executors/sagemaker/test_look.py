@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from atoll.context import RunContext
-from atoll.errors import AuthError, BackendError
+from atoll.errors import AuthError, BackendError, StopFailed
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState
@@ -95,8 +95,10 @@ def test_a_stop_that_is_refused_for_another_reason_is_raised_after_the_others_we
     made = executor()
     handle = made.submit(made.plan(CONTEXT, Placement(replicas=3)))
     peer.faults.fail(Call.STOP, Fault.FORBIDDEN, nth=2, times=1)
-    with pytest.raises(AuthError):
+    with pytest.raises(StopFailed) as caught:
         executor().cancel(handle)
+    assert caught.value.left_running == (f"{handle.native_id}-00001",)
+    assert isinstance(caught.value.__cause__, AuthError)
     left = [job for job in peer.engine.jobs.values() if not job.is_over]
     assert [job.name for job in left] == [f"{handle.native_id}-00001"]
 

@@ -140,7 +140,8 @@ def _row(store: Store, run_id: str, settings: Config) -> Row:
 
 def _with_status(row: Row, spec: RunSpec, store: Store, settings: Config) -> Row:
     executor = registry.executor(row.executor, **settings.executor_settings(row.executor))
-    status = Run(spec, executor, store, journal.read_handle(store, row.run_id)).status(progress=False)
+    launch = journal.newest_launch(store, row.run_id)
+    status = Run(spec, executor, store, launch.handle, launch=launch.number).status(progress=False)
     return replace(row, state=str(status.state), counts={str(s): count for s, count in status.counts().items()})
 
 

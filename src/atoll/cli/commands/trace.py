@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from atoll import journal
 from atoll.cli.app import command
 from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Output, write
@@ -38,11 +39,12 @@ def trace_command(out: Output, run: str, store: str | None, file: str | None, la
     if file == "-" and out.is_json:
         raise ConfigError("--out - and --json both write to stdout", hint="give --out a file name")
     run_id, opened = find_place(run, store)
-    records = round_records(opened, run_id, last=last)
+    launch = journal.newest_launch(opened, run_id).number
+    records = round_records(opened, run_id, last=last, launch=launch)
     if not records:
         with suggesting(run, opened.uri):
             raise _no_timeline(opened, run_id)
-    events = round_events(opened, run_id)
+    events = round_events(opened, run_id, launch=launch)
     if last is not None:
         records = last_rounds(records, last)
         events = events_of(records, events)
@@ -77,7 +79,7 @@ def _save(text: str, target: str) -> None:
 
 
 def _no_timeline(store: Store, run_id: str) -> RunNotFound | RoundError:
-    if next(iter(store.list(RunKeys(run_id).prefix)), None) is None:
+    if next(iter(store.list(RunKeys(run_id).run_prefix)), None) is None:
         return RunNotFound(
             f"no run `{run_id}` in {store.uri}", hint=f"`atoll ps --store {store.uri}` lists the runs there"
         )

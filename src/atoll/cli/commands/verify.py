@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from atoll import journal
 from atoll.cli.app import command
 from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Output
@@ -33,7 +34,7 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
     except ModuleNotFoundError as exc:
         raise MissingExtra(exc.name or "numpy", extra="train") from exc
     with suggesting(run, opened.uri):
-        report = verify(opened, run_id)
+        report = verify(opened, run_id, launch=journal.newest_launch(opened, run_id).number)
     out.data(asdict(report))
     out.text(_text(report))
     for note in report.notes:

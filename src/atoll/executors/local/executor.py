@@ -20,8 +20,8 @@ from typing import ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline
 from atoll.context import RESERVED, RunContext, home
-from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, SubmitError, Unsupported
-from atoll.executors.base import Capabilities, Check, Plan, Stray
+from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, StopFailed, SubmitError, Unsupported
+from atoll.executors.base import Capabilities, Check, Plan, Stray, submit_or_stop
 from atoll.executors.local import gpus
 from atoll.executors.local.logs import follow_lines, last_lines, lines
 from atoll.executors.local.request import CAPABILITIES, local_request, local_status
@@ -66,7 +66,13 @@ class LocalExecutor:
     def preflight(self, plan: Plan) -> None:
         _secret_values(plan.request["secrets"])
 
+    def handle(self, plan: Plan) -> RunHandle:
+        return _handle(Spool(plan.request["label"]), plan.replicas)
+
     def submit(self, plan: Plan) -> RunHandle:
+        return submit_or_stop(self, plan)
+
+    def start(self, plan: Plan) -> RunHandle:
         spool = Spool(plan.request["label"])
         secrets = _secret_values(plan.request["secrets"])
         try:
@@ -76,8 +82,9 @@ class LocalExecutor:
             else:
                 log.info("run `%s`: already started, adopted", plan.run_id)
         except OSError as exc:
-            raise SubmitError(f"cannot start run `{plan.run_id}` in {spool.root}: {exc}") from exc
-        return _handle(spool, plan.replicas)
+            message = f"cannot start run `{plan.run_id}` in {spool.root}: {exc}"
+            raise BackendError(message, executor=self.name, operation="submit") from exc
+        return self.handle(plan)
 
     def status(self, handle: RunHandle) -> RunStatus:
         spool = self._spool(handle)
@@ -101,9 +108,8 @@ class LocalExecutor:
             spool.cancel.touch()
             self._stop_supervisor(spool)
         if left := processes.kill_all(str(spool.root)):
-            raise BackendError(
-                f"cannot end processes {left} of run `{handle.native_id}`", executor=self.name, operation="cancel"
-            )
+            problems = {f"process {pid}": "does not end after SIGKILL" for pid in left}
+            raise StopFailed(f"run `{handle.native_id}`", problems, executor=self.name)
 
     def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
         spool = self._spool(handle)
@@ -127,19 +133,26 @@ class LocalExecutor:
 
     def origin(self, handle: RunHandle) -> RunContext | None:
         plan = read_json(self._spool(handle).plan)
-        return None if plan is None else RunContext(plan["run_id"], plan["store"])
+        return None if plan is None else RunContext(plan["run_id"], plan["store"], plan.get("launch", 1))
 
     def strays(self) -> list[Stray]:
-        """Processes on this machine with the label of a run whose supervisor does not run."""
-        found = []
+        """Processes on this machine with the label of a run: those without a supervisor, and one for each other run."""
+        found: list[Stray] = []
+        supervised: set[str] = set()
         for pid, label in processes.labelled():
             spool = Spool(label)
             if spool.root.parent != self._root or (spool.plan.exists() and not spool.status.exists()):
                 continue  # not below this root, or its supervisor is starting and has no replicas yet
-            if spool.supervisor_pid() is None and not processes.is_dead(pid):
+            supervisor = spool.supervisor_pid()
+            if supervisor is None and not processes.is_dead(pid):
                 replicas = len((read_json(spool.plan) or {}).get("ranks", [0]))
                 message = f"process {pid} of a run whose supervisor has died"
                 found.append(Stray(_handle(spool, replicas), str(pid), message))
+            elif supervisor is not None and label not in supervised and (plan := read_json(spool.plan)):
+                supervised.add(label)
+                context = RunContext(plan["run_id"], plan["store"], plan.get("launch", 1))
+                handle, message = _handle(spool, len(plan["ranks"])), f"run `{context.run_id}` of this machine"
+                found.append(Stray(handle, f"supervisor {supervisor}", message, context))
         return found
 
     def diagnose(self) -> list[Check]:
@@ -232,7 +245,8 @@ def _start_supervisor(plan: Plan, spool: Spool, secrets: Mapping[str, str]) -> N
     if answer != b"ok\n":
         left = [f"process {pid}" for pid in processes.kill_all(str(spool.root))]
         output_lines = " / ".join(last_lines(spool.log, 3))
-        raise SubmitError(f"the supervisor of run `{plan.run_id}` did not start: {output_lines}", left_running=left)
+        message = f"the supervisor of run `{plan.run_id}` did not start: {output_lines}"
+        raise SubmitError(message, left_running=left, created=[str(spool.root)], executor=LocalExecutor.name)
     log.debug("run `%s`: supervisor started in %s", plan.run_id, spool.root)
 
 

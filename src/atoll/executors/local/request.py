@@ -12,7 +12,6 @@ from typing import Any
 from atoll.context import LABEL, RunContext, rank_environment
 from atoll.executors.base import Capabilities, check
 from atoll.executors.local.gpus import Device, share
-from atoll.names import native_name
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
@@ -42,13 +41,14 @@ def local_request(
     )
     if isinstance(devices_by_rank, str):
         problems.append(devices_by_rank)
-    label = str(root / native_name(context.run_id, context.store_uri))
+    label = str(root / context.native_name())
     ranks = range(placement.replicas)
     request = {
         "command": [sys.executable, "-P", "-m", "atoll.replica", "--spool", label],
         "host": os.uname().nodename,
         "label": label,
         "run_id": context.run_id,
+        **({"launch": context.launch} if context.launch > 1 else {}),
         "store": context.store_uri,
         "ranks": list(ranks),
         "environment": {**context.environment(placement.replicas), **placement.env, LABEL: label},

@@ -83,7 +83,7 @@ def translated(exc: Exception, what: str, operation: str) -> AtollError:
     return kind(f"{what}: {exc}", hint=hint)
 
 
-def is_taken(error: BackendError) -> bool:
+def is_taken(error: AtollError) -> bool:
     """Whether the job name is in use."""
     return code_of(error.__cause__) == "ResourceInUse"
 
@@ -94,7 +94,7 @@ def is_over_already(error: BackendError) -> bool:
     return found.get("Code") == "ValidationException" and bool(_IN_STATUS.search(str(found.get("Message", ""))))
 
 
-def is_throttled(error: BackendError) -> bool:
+def is_throttled(error: AtollError) -> bool:
     """Whether AWS rejected the call because of its rate, so the call had no effect."""
     return code_of(error.__cause__) in _THROTTLED
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
+from atoll.context import LAUNCH as LAUNCH_NUMBER
 from atoll.context import RUN_ID, STORE, RunContext
-from atoll.errors import InvalidSpec, RunNotFound, Unsupported
-from atoll.executors.base import Capabilities, Check, Plan
+from atoll.errors import InvalidSpec, RunNotFound, StopFailed, Unsupported
+from atoll.executors.base import Capabilities, Check, Plan, submit_or_stop
 from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.doctor import setup_checks
 from atoll.executors.sagemaker.errors import EXECUTOR
@@ -79,25 +80,27 @@ class SageMakerTrainingExecutor:
             raise Unsupported(self.name, context.run_id, problems)
         return Plan(self.name, context.run_id, placement.replicas, request, tuple(notes))
 
+    def handle(self, plan: Plan) -> RunHandle:
+        return RunHandle(self.name, plan.request["region"], plan.request["label"], plan.replicas)
+
     def submit(self, plan: Plan) -> RunHandle:
-        region, label = plan.request["region"], plan.request["label"]
+        return submit_or_stop(self, plan)
+
+    def start(self, plan: Plan) -> RunHandle:
         Submission(self._jobs, self._client, plan).run()
-        return RunHandle(self.name, region, label, plan.replicas)
+        return self.handle(plan)
 
     def status(self, handle: RunHandle) -> RunStatus:
         found = self._jobs.find_all(handle.scope, handle.native_id, handle.replicas, with_reasons=True)
         return RunStatus(tuple(replica_status(rank, job) for rank, job in enumerate(found)))
 
     def cancel(self, handle: RunHandle) -> None:
-        def find() -> list[dict[str, Any]]:
-            found = self._jobs.find_all(handle.scope, handle.native_id, handle.replicas)
-            return [job for job in found if job is not None]
-
-        if refused := self._jobs.stop_all(handle.scope, find):
-            error = next(iter(refused.values()))
-            if len(refused) > 1:
-                error.add_note(f"not stopped: {', '.join(refused)}")
-            raise error
+        names = [job_name(handle.native_id, rank) for rank in range(handle.replicas)]
+        if problems := self._jobs.stop_all(handle.scope, names):
+            reasons = {name: error.message for name, error in problems.items()}
+            raise StopFailed(f"run `{handle.native_id}`", reasons, executor=self.name) from next(
+                iter(problems.values())
+            )
 
     def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
         if not 0 <= rank < handle.replicas:
@@ -129,7 +132,8 @@ class SageMakerTrainingExecutor:
         job = self._jobs.describe(handle.scope, job_name(handle.native_id, 0))
         variables = {} if job is None else job.get("Environment", {})
         known = RUN_ID in variables and STORE in variables
-        return RunContext(variables[RUN_ID], variables[STORE]) if known else None
+        launch = int(variables.get(LAUNCH_NUMBER, 1))
+        return RunContext(variables[RUN_ID], variables[STORE], launch) if known else None
 
     def diagnose(self) -> list[Check]:
         return setup_checks(self._client, self._settings)

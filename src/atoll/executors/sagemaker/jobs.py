@@ -1,9 +1,9 @@
-"""The training jobs of a run: find them in as few calls as possible, and stop or delete them."""
+"""The training jobs of a run: find them in as few calls as possible, and stop them by name."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
@@ -26,6 +26,7 @@ class Jobs:
     def __init__(self, client: AwsClient, *, clock: Clock, pause_s: float, stop_s: float) -> None:
         self._client, self._clock, self._pause_s, self._stop_s = client, clock, pause_s, stop_s
         self._reasons: dict[tuple[str, str, str], Job] = {}
+        self._tries: int | None = None
 
     def find_all(self, region: str, label: str, replicas: int, *, with_reasons: bool = False) -> list[Job | None]:
         """Each rank's job, None where SageMaker has none.
@@ -56,52 +57,65 @@ class Jobs:
         )
         return {str(tag["Key"]): str(tag["Value"]) for tag in answer.get("Tags", [])}
 
-    def delete(self, region: str, name: str) -> None:
-        """Delete a job that is over; its name is free again when this returns."""
-        try:
-            self._call("delete_training_job", "submit", name, region)
-        except RunNotFound:
-            return  # already deleted, perhaps by an earlier try whose answer was lost
-        except AttributeError as exc:
-            raise BackendError("this boto3 is too old to delete jobs", executor=EXECUTOR, operation="submit") from exc
-        self.wait_until_deleted(region, name)
+    def stop_all(self, region: str, names: Sequence[str]) -> dict[str, BackendError]:
+        """Stop every job by its name, whether SageMaker lists it or not. Returns those that may still run, and why.
 
-    def wait_until_deleted(self, region: str, name: str) -> None:
-        """Wait until SageMaker has no job of that name."""
-        deadline, pauses = Deadline(self._stop_s, self._clock), backoff(self._pause_s, cap_s=5 * self._pause_s)
-        while self.describe(region, name) is not None:
-            if deadline.is_past:
-                raise BackendError(f"job `{name}` is not deleted", executor=EXECUTOR, operation="submit")
-            deadline.sleep(next(pauses))
+        Every name is looked up: a list may lack a job that was just created. A name that is not found is looked up
+        again, because the job may become visible late.
+        """
+        self._tries = None
+        refusals = {name: self._request_stop(region, name) for name in names}
+        deadline = Deadline(self._stop_s, self._clock)
+        problems: dict[str, BackendError] = {}
+        unseen = list(names)
+        for pause_s in (0.0, self._pause_s, 2 * self._pause_s):
+            if unseen and pause_s:
+                self._clock.sleep(pause_s)
+            found = {name: self._wait_until_over(region, name, deadline, refusals[name]) for name in unseen}
+            problems |= {name: error for name, error in found.items() if isinstance(error, BackendError)}
+            unseen = [name for name, is_over in found.items() if is_over is None]
+        return problems
 
-    def stop_all(self, region: str, find: Callable[[], Iterable[Job]]) -> dict[str, BackendError]:
-        """Stop every job that is not over, and wait until all are. Returns the jobs that did not stop, and why."""
-        refused: dict[str, BackendError] = {}
-        deadline, pauses = Deadline(self._stop_s, self._clock), backoff(self._pause_s / 4, cap_s=5 * self._pause_s)
-        while True:
-            running = [job for job in find() if not is_over(job) and job["TrainingJobName"] not in refused]
-            if not running:
-                return refused
-            for job in running:
-                name = str(job["TrainingJobName"])
-                if deadline.is_past:
-                    message = f"job `{name}` does not stop: it is {job['TrainingJobStatus']} after {self._stop_s:g} s"
-                    refused[name] = BackendError(message, executor=EXECUTOR, operation="cancel")
-                elif job["TrainingJobStatus"] != "Stopping" and (error := self._stop(region, name)):
-                    refused[name] = error
-            self._clock.sleep(next(pauses))
-
-    def _stop(self, region: str, name: str) -> BackendError | None:
-        """Request the stop of one job. Returns the error, or None also if the job is over or deleted."""
+    def _request_stop(self, region: str, name: str) -> BackendError | None:
+        """Request the stop of one job. Returns the refusal; None also if the job is over."""
         log.info("stop job `%s`", name)
         try:
-            self._call("stop_training_job", "cancel", name, region)
-        except RunNotFound as exc:
-            found = self.describe(region, name)
-            return exc if found is not None and not is_over(found) else None
+            self._call_briefly("stop_training_job", "cancel", name, region)
         except BackendError as exc:
             return None if is_over_already(exc) else exc
         return None
+
+    def _wait_until_over(
+        self, region: str, name: str, deadline: Deadline, refusal: BackendError | None
+    ) -> BackendError | bool | None:
+        """True when the job is over, None if there is no such job, else why the job may still run."""
+        pauses = backoff(self._pause_s / 4, cap_s=5 * self._pause_s)
+        while True:
+            try:
+                found = self._call_briefly("describe_training_job", "cancel", name, region)
+            except RunNotFound:
+                return None
+            except BackendError as exc:
+                return refusal or exc
+            if is_over(found):
+                return True
+            status = str(found["TrainingJobStatus"])
+            if isinstance(refusal, RunNotFound) or (refusal is None and status != "Stopping"):
+                refusal = self._request_stop(region, name)  # the job was not visible, or the request had no effect
+            if refusal is not None and status != "Stopping":
+                return refusal
+            if deadline.is_past:
+                message = f"it is {status} after {self._stop_s:g} s"
+                return BackendError(message, executor=EXECUTOR, operation="cancel")
+            deadline.sleep(next(pauses))
+
+    def _call_briefly(self, verb: str, operation: str, name: str, region: str) -> Job:
+        """A call of `stop_all`. After one job has used up the time for retries, the others do not retry."""
+        try:
+            return self._call(verb, operation, name, region, tries=self._tries)
+        except BackendError as exc:
+            self._tries = 1 if exc.retryable else self._tries
+            raise
 
     def _with_reason(self, region: str, job: Job) -> Job:
         if not needs_description(job):
@@ -136,6 +150,6 @@ class Jobs:
                 return found
             more = {"NextToken": pages.after(str(answer["NextToken"]))}
 
-    def _call(self, verb: str, operation: str, name: str, region: str) -> Job:
+    def _call(self, verb: str, operation: str, name: str, region: str, *, tries: int | None = None) -> Job:
         what = f"{verb.partition('_')[0]} job `{name}`"
-        return self._client.call("sagemaker", verb, operation, what, region=region, TrainingJobName=name)
+        return self._client.call("sagemaker", verb, operation, what, region=region, tries=tries, TrainingJobName=name)

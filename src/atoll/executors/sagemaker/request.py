@@ -18,7 +18,6 @@ from atoll.context import GRACE, RENDEZVOUS, STORE, RunContext, rank_environment
 from atoll.errors import did_you_mean
 from atoll.executors.base import Capabilities, check
 from atoll.executors.sagemaker.limits import limit_problems
-from atoll.names import native_name
 from atoll.spec import Gpu, Placement
 
 # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -261,7 +260,7 @@ def placement_problems(placement: Placement) -> Iterator[str]:
 
 def run_label(context: RunContext) -> str:
     """The prefix of all job names of a run; other runs have other prefixes."""
-    return native_name(context.run_id, context.store_uri, reserve=6)
+    return context.native_name(reserve=6)
 
 
 def job_name(label: str, rank: int) -> str:

@@ -17,6 +17,7 @@ from atoll.errors import (
     ConfigError,
     Conflict,
     RunNotFound,
+    StopFailed,
     SubmitError,
 )
 from atoll.executors.base import Executor, Plan
@@ -141,7 +142,10 @@ class WireClauses:
                 try:
                     _executor_for(bench, fault).cancel(run.handle)
                 except Exception as exc:  # noqa: BLE001  checked below
-                    _assert_documented(exc, fault, (BackendError,) if fault is Fault.NOT_FOUND else (ERRORS[fault],))
+                    assert isinstance(exc, StopFailed), f"{fault} became {type(exc).__qualname__}: {exc}"
+                    cause = exc.__cause__
+                    assert isinstance(cause, Exception), "the refusal of the service is not the cause"
+                    _assert_documented(cause, fault, (BackendError,) if fault is Fault.NOT_FOUND else (ERRORS[fault],))
                 else:
                     assert not bench.running(run.id), f"cancel was quiet about {fault}, and something still runs"
                 faults.heal()

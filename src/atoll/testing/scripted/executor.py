@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -20,18 +19,17 @@ from atoll.errors import (
     AuthError,
     BackendError,
     BackendUnavailable,
-    ConfigError,
     Conflict,
     InternalError,
     MissingExtra,
     RunNotFound,
+    StopFailed,
     SubmitError,
     Unsupported,
     translating,
 )
-from atoll.executors.base import Capabilities, Plan, check
+from atoll.executors.base import Capabilities, Plan, check, submit_or_stop
 from atoll.handle import RunHandle
-from atoll.names import native_name
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 
@@ -81,30 +79,51 @@ class ScriptedExecutor:
         problems = check(placement, CAPABILITIES)
         if problems:
             raise Unsupported(self.name, context.run_id, problems)
-        label = native_name(context.run_id, context.store_uri, reserve=6)
+        label = context.native_name(reserve=6)
         request = {"label": label, "creates": list(creates(context, placement, label, self._group))}
         return Plan(self.name, context.run_id, placement.replicas, request)
 
+    def handle(self, plan: Plan) -> RunHandle:
+        return RunHandle(self.name, self._endpoint, plan.request["label"], plan.replicas)
+
     def submit(self, plan: Plan) -> RunHandle:
+        return submit_or_stop(self, plan)
+
+    def start(self, plan: Plan) -> RunHandle:
         made: list[str] = []
         adopted: list[str] = []
         for body in plan.request["creates"]:
+            made.append(body["name"])  # first: after an interrupt it may exist
             try:
-                is_new = self._create(plan.run_id, body)
-            except BaseException as exc:
-                if not _is_definite(exc):
-                    made.append(body["name"])
-                self._roll_back(plan.run_id, made, adopted, exc)
-                raise
-            (made if is_new else adopted).append(body["name"])
-        return RunHandle(self.name, self._endpoint, plan.request["label"], plan.replicas)
+                is_new = self._create(plan.run_id, body, made)
+            except AtollError as exc:
+                if not made and not adopted:
+                    raise
+                left = [*made, *adopted]
+                message = f"run `{plan.run_id}`: {exc.message}"
+                raise SubmitError(message, left_running=left, created=made, executor=self.name) from exc
+            if not is_new:
+                adopted.append(made.pop())
+        return self.handle(plan)
 
     def status(self, handle: RunHandle) -> RunStatus:
-        found = {task["rank"]: (job, task) for job in self._jobs(handle) for task in job["tasks"]}
+        jobs = self._jobs(handle)
+        found = {task["rank"]: (job, task) for job in jobs for task in job["tasks"]}
+        for name in self._names(handle):
+            # A list may lack a new job: only a lookup of its own name shows that there is none.
+            if name not in {job["name"] for job in jobs} and (job := self._described(name)):
+                found |= {task["rank"]: (job, task) for task in job["tasks"]}
         return RunStatus(tuple(replica_status(rank, found.get(rank)) for rank in range(handle.replicas)))
 
     def cancel(self, handle: RunHandle) -> None:
-        self._stop_all(lambda: self._jobs(handle), handle.native_id)
+        refusals = {name: self._stop(name) for name in self._names(handle)}
+        deadline = Deadline(_STOP_S, self._clock)
+        found = {name: self._wait_until_over(name, deadline, refusal) for name, refusal in refusals.items()}
+        if problems := {name: error for name, error in found.items() if error is not None}:
+            reasons = {name: error.message for name, error in problems.items()}
+            raise StopFailed(f"run `{handle.native_id}`", reasons, executor=self.name) from next(
+                iter(problems.values())
+            )
 
     def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
         if not 0 <= rank < handle.replicas:
@@ -161,60 +180,60 @@ class ScriptedExecutor:
 
     # ── starting and stopping ───────────────────────────────────────────────────────────────────────────────────
 
-    def _create(self, run_id: str, body: dict[str, Any]) -> bool:
-        """Create the job. False if an earlier submit created it; a job whose answer was lost counts as new."""
+    def _create(self, run_id: str, body: dict[str, Any], made: list[str]) -> bool:
+        """Create the job. False if an earlier submit created it; a job whose answer was lost counts as new.
+
+        If the service has surely created nothing, the name is taken out of `made`.
+        """
+        maybe_created = False
         for tries_left in reversed(range(_TRIES)):
             try:
                 self._call("create", "submit", **body)
                 return True
             except BackendError as exc:
                 is_taken = isinstance(exc.__cause__, self._sdk.NameTaken)
+                maybe_created = maybe_created or exc.retryable
+                if not maybe_created:
+                    made.remove(body["name"])
                 if not is_taken and not exc.retryable:
                     raise
                 present = self._described(body["name"])
                 if present is not None and present["token"] != body["token"]:
                     raise Conflict(run_id, [f"`{body['name']}` was started with another request"]) from exc
                 if present is not None:
-                    return not is_taken or tries_left < _TRIES - 1
+                    if not maybe_created:
+                        made.append(body["name"])
+                    return maybe_created
                 if is_taken or not tries_left:
                     raise
         raise InternalError("the last try neither returned nor raised")
 
-    def _roll_back(self, run_id: str, made: Sequence[str], adopted: Sequence[str], why: BaseException) -> None:
-        """Stop the jobs that this submit may have created. Raises `SubmitError` if there were any, or some are left."""
-        left = list(adopted)  # jobs of another launcher; this submit does not stop them
-        for name in made:
-            try:
-                self._stop_all(partial(self._at_most_one, name), name)
-            except BackendError:
-                left.append(name)
-        if isinstance(why, AtollError) and (made or left):
-            raise SubmitError(f"run `{run_id}`: {why.message}", left_running=left, executor=self.name) from why
+    def _names(self, handle: RunHandle) -> list[str]:
+        """The name of every job of the run, whether it was created or not."""
+        if self._group:
+            return [handle.native_id]
+        return [task_name(handle.native_id, rank) for rank in range(handle.replicas)]
 
-    def _at_most_one(self, name: str) -> list[dict[str, Any]]:
-        present = self._described(name)
-        return [] if present is None else [present]
-
-    def _stop_all(self, find: Callable[[], list[dict[str, Any]]], what: str) -> None:
-        """Stop every job that is not over, and wait until all are."""
-        for job in find():
-            if not _is_over(job):
-                self._stop(job["name"])
-        deadline, pauses = Deadline(_STOP_S, self._clock), backoff(_POLL_S, cap_s=1.0)
-        while not all(map(_is_over, find())):
-            if deadline.is_past:
-                raise BackendError(f"`{what}` does not stop", executor=self.name, operation="cancel")
-            deadline.sleep(next(pauses))
-
-    def _stop(self, name: str) -> None:
-        """Stop one job. No error if a second look shows that the job is over or deleted."""
+    def _stop(self, name: str) -> BackendError | None:
+        """Request the stop of one job by its name, whether it exists or not. Returns the refusal, if any."""
         try:
             self._call("stop", "cancel", name=name)
         except BackendError as exc:
-            if not isinstance(exc.__cause__, self._sdk.NameTaken | self._sdk.NoSuchJob):
-                raise
-            if not all(map(_is_over, self._at_most_one(name))):
-                raise
+            return exc
+        return None
+
+    def _wait_until_over(self, name: str, deadline: Deadline, refusal: BackendError | None) -> BackendError | None:
+        """None when a lookup of the name shows that the job is over or does not exist, else why it may still run."""
+        pauses = backoff(_POLL_S, cap_s=1.0)
+        while True:
+            try:
+                if _is_over(self._described(name)):
+                    return None
+            except BackendError as exc:
+                return refusal or exc
+            if refusal is not None or deadline.is_past:
+                return refusal or BackendError("does not stop", executor=self.name, operation="cancel")
+            deadline.sleep(next(pauses))
 
 
 def creates(context: RunContext, placement: Placement, label: str, group: bool) -> Iterator[dict[str, Any]]:
@@ -278,13 +297,8 @@ def _with_token(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "token": hashlib.sha256(text).hexdigest()}
 
 
-def _is_over(job: dict[str, Any]) -> bool:
-    return all(STATES[task["state"]][0].is_terminal for task in job["tasks"])
-
-
-def _is_definite(exc: BaseException) -> bool:
-    """Whether a create that failed with this error has surely created nothing."""
-    return isinstance(exc, ConfigError) or (isinstance(exc, BackendError) and not exc.retryable)
+def _is_over(job: dict[str, Any] | None) -> bool:
+    return job is None or all(STATES[task["state"]][0].is_terminal for task in job["tasks"])
 
 
 def _sdk() -> Any:

@@ -103,8 +103,8 @@ class Manager:
         def make_client(layouts: list[Layout]) -> RoundClient:
             return RoundClient(
                 replica.store, replica.run_id, replica.rank, replica.world_size,
-                layouts=layouts, attempt=replica.attempt, codec_name=codec, mean_codec=mean_codec, quorum=quorum,
-                tuning=tuning, settings={"trainer": "torchft"},
+                layouts=layouts, attempt=replica.attempt, launch=replica.launch, codec_name=codec,
+                mean_codec=mean_codec, quorum=quorum, tuning=tuning, settings={"trainer": "torchft"},
             )  # fmt: skip
 
         self._rounds = TorchftRounds(replica.rank, make_client, snapshot_every, is_strict=quorum.is_strict)
@@ -382,6 +382,7 @@ class ReplicaAddress(NamedTuple):
     world_size: int
     run_id: str
     attempt: int
+    launch: int = 1
 
     @classmethod
     def of(
@@ -393,7 +394,8 @@ class ReplicaAddress(NamedTuple):
         attempt: int,
     ) -> ReplicaAddress:
         if isinstance(store, ReplicaContext):
-            return cls(store.store, store.rank, store.world_size, run_id or store.run_id, attempt or store.attempt)
+            name, tried = run_id or store.run_id, attempt or store.attempt
+            return cls(store.store, store.rank, store.world_size, name, tried, store.launch)
         from atoll.training.allreduce import ObjectStoreAllReduce
 
         if isinstance(store, ObjectStoreAllReduce):
