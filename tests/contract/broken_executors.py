@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from atoll.context import GRACE, RunContext
-from atoll.errors import BackendError, RunNotFound, Unsupported
+from atoll.errors import BackendError, BackendUnavailable, ConfigError, RunNotFound, StopFailed, Unsupported
 from atoll.executors.base import Plan
 from atoll.executors.local.executor import LocalExecutor
 from atoll.handle import RunHandle
@@ -20,7 +20,7 @@ from atoll.names import native_name
 from atoll.registry import open_store
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
-from atoll.testing.scripted.executor import ScriptedExecutor, creates, task_name
+from atoll.testing.scripted.executor import ScriptedExecutor, creates, replica_status, task_name
 
 
 class Rebuilding(ScriptedExecutor):
@@ -411,6 +411,117 @@ class AdoptsTheFirstForAll(ScriptedExecutor):
         if self._described(plan.request["creates"][0]["name"]) is not None:
             return RunHandle(self.name, self._endpoint, plan.request["label"], plan.replicas)
         return super().submit(plan)
+
+
+# E20 to E27
+
+
+class AsksTheStoreFirst(ScriptedExecutor):
+    """Reads the record of a run before it stops the run."""
+
+    records: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    def start(self, plan: Plan) -> RunHandle:
+        store = plan.request["creates"][0]["environment"]["ATOLL_STORE"]
+        self.records[plan.request["label"]] = store, plan.run_id
+        return super().start(plan)
+
+    def cancel(self, handle: RunHandle) -> None:
+        store, run_id = self.records[handle.native_id]
+        assert bytes(open_store(store).get(RunKeys(run_id).run()))
+        super().cancel(handle)
+
+
+class TrustsTheLastAnswer(ScriptedExecutor):
+    """Takes the refusal of a retry for a proof that the first try created nothing."""
+
+    def _create(self, run_id: str, body: dict[str, Any], made: list[str]) -> bool:
+        try:
+            self._call("create", "submit", **body)
+        except BackendUnavailable:
+            made.remove(body["name"])
+            self._call("create", "submit", **body)
+            made.append(body["name"])
+        return True
+
+
+class NamesTheFirst(ScriptedExecutor):
+    def cancel(self, handle: RunHandle) -> None:
+        try:
+            super().cancel(handle)
+        except StopFailed as exc:
+            raise StopFailed("run", dict([*exc.refusals.items()][:1])) from exc
+
+
+class StopsWhatIsListed(ScriptedExecutor):
+    def _names(self, handle: RunHandle) -> list[str]:
+        return [job["name"] for job in self._jobs(handle)]
+
+
+class NamesTheRunWhenItStarts(ScriptedExecutor):
+    """Has another handle before the start than after it."""
+
+    started: ClassVar[set[str]] = set()
+
+    def handle(self, plan: Plan) -> RunHandle:
+        handle = super().handle(plan)
+        return handle if handle.native_id in self.started else replace(handle, native_id=f"{handle.native_id}-soon")
+
+    def start(self, plan: Plan) -> RunHandle:
+        self.started.add(plan.request["label"])
+        return super().start(plan)
+
+
+class FinishesTheLaunchFirst(ScriptedExecutor):
+    """Starts what is missing, so that it can stop everything."""
+
+    plans: ClassVar[dict[str, Plan]] = {}
+
+    def start(self, plan: Plan) -> RunHandle:
+        self.plans[plan.request["label"]] = plan
+        return super().start(plan)
+
+    def cancel(self, handle: RunHandle) -> None:
+        super().start(self.plans[handle.native_id])
+        super().cancel(handle)
+
+
+class NumbersNoLaunch(Rebuilding):
+    def label(self, context: RunContext) -> str:
+        return native_name(context.run_id, context.store_uri, reserve=6)
+
+
+class StopsTheNamesItself(ScriptedExecutor):
+    """Undoes a failed start before anybody knows whether another launcher has finished it."""
+
+    def start(self, plan: Plan) -> RunHandle:
+        try:
+            return super().start(plan)
+        except BackendError:
+            self.cancel(self.handle(plan))
+            raise
+
+
+class HidesAnInterrupt(ScriptedExecutor):
+    def start(self, plan: Plan) -> RunHandle:
+        try:
+            return super().start(plan)
+        except KeyboardInterrupt:
+            raise ConfigError("this run cannot be started") from None
+
+
+class TakesSilenceForLost(ScriptedExecutor):
+    def status(self, handle: RunHandle) -> RunStatus:
+        try:
+            return super().status(handle)
+        except BackendUnavailable as exc:
+            return RunStatus.lost(handle.replicas, exc.message)
+
+
+class BelievesTheList(ScriptedExecutor):
+    def status(self, handle: RunHandle) -> RunStatus:
+        found = {task["rank"]: (job, task) for job in self._jobs(handle) for task in job["tasks"]}
+        return RunStatus(tuple(replica_status(rank, found.get(rank)) for rank in range(handle.replicas)))
 
 
 def _each(status: RunStatus, where: ReplicaState, **change: Any) -> RunStatus:
