@@ -374,8 +374,9 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
     others = {other.lower(): other for other in known if other != name}
-    found = get_close_matches(name.lower(), others, n=1, cutoff=_SIMILAR)
-    return others[found[0]] if found else None
+    found = get_close_matches(name.lower(), others, n=3, cutoff=_SIMILAR)
+    swapped = [other for other in found if sorted(other) == sorted(name.lower())]  # two letters in the wrong order
+    return others[(swapped or found)[0]] if found else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.errors import ConfigError, MissingExtra, UnknownName
-from atoll.validation import keyword_problems, shown
+from atoll.validation import check_settings, settings_hint, shown
 
 if TYPE_CHECKING:
     from atoll.executors.base import Executor
@@ -45,19 +45,19 @@ ANY_OTHER_STORE = Row("atoll.stores.fsspec:FsspecStore", "fsspec")
 """For a scheme that has no adapter, if fsspec supports it."""
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.S)
 """A URI that went through `Path`: `s3:/bucket`."""
-_NEARLY = re.compile(rf"({'|'.join(STORES)}):(?!//)/?(.+)", re.S)
-"""A URI that lacks a slash; accepted if a folder of this name exists."""
+_NEARLY = re.compile(rf"({'|'.join(STORES)})(?::(?!//)/?|//)(?=[^/])(.+)", re.S)
+"""A URI that lacks a slash or its colon; accepted if a folder of this name exists."""
 
 
-def executor(name: str, **settings: Any) -> Executor:
-    """The executor `name`, created with `settings`; an unknown name or setting is an error with a suggestion."""
+def executor(name: str, /, **settings: Any) -> Executor:
+    """The executor `name`, created with `settings`; an unknown name or a wrong setting is an error."""
     plain = name.replace("-", "_")
     adapter = load("executor", plain)
+    checked = check_settings(plain, settings, adapter, getattr(adapter, "settings_class", None))
     try:
-        return adapter(**settings)  # type: ignore[no-any-return]
-    except TypeError as exc:
-        problems = keyword_problems(adapter, settings)
-        raise ConfigError(f"settings of executor `{name}`: {'; '.join(problems) or exc}") from exc
+        return adapter(**checked)  # type: ignore[no-any-return]
+    except TypeError as exc:  # a setting without an annotation
+        raise ConfigError(f"settings of executor `{name}`: {exc}", hint=settings_hint(plain)) from exc
 
 
 def open_store(uri: str | os.PathLike[str], **options: Any) -> Store:

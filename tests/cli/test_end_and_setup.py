@@ -146,9 +146,11 @@ def test_doctor_and_run_end_alike_for_the_same_store(inside, store):
     assert inside("doctor", "--store", store).code == inside("run", "job:ok", "--store", store).code
 
 
-def test_doctor_and_run_end_alike_for_the_same_settings(inside):
-    (inside.folder / "atoll.toml").write_text("[executors.local]\nroof = 1\n")
-    assert inside("doctor").code == inside("run", "job:ok").code == 2
+@pytest.mark.parametrize("setting", ["roof = 1", "root = 1", 'root = ""', 'root = "job.py/below-a-file"'])
+def test_doctor_and_run_end_alike_for_the_same_settings(inside, setting):
+    (inside.folder / "atoll.toml").write_text(f"[executors.local]\n{setting}\n")
+    assert inside("doctor").code == inside("run", "job:ok", "--run-id", "r").code == 2
+    assert not (inside.home / "store" / "r").exists(), "the run id is taken"
 
 
 def test_doctor_finds_a_home_that_cannot_be_written_and_a_broken_backend(inside, monkeypatch):
@@ -168,7 +170,7 @@ def test_doctor_reports_a_mistake_in_the_configuration(inside):
 
 
 def test_doctor_is_code_3_when_only_the_backend_is_in_trouble(inside):
-    (inside.folder / "atoll.toml").write_text('[executors.local]\nroot = "job.py/below-a-file"\n')
+    (inside.folder / "atoll.toml").write_text('[executors.local]\nroot = "/proc/none"\n')
     done = inside("doctor", "--json")
     assert done.code == 3
     assert done.error["code"] == "BackendError"

@@ -160,10 +160,11 @@ def test_plan_tells_all_that_is_wrong_in_one_go(inside):
     words = ("--on", "loca", "--store", "redis://x", "--arg", "no=1", "-n", "0", "--run-id", "r")
     done = inside("plan", "job:ok", *words, "--json")
     assert (done.code, done.error["code"]) == (2, "InvalidSpec")
-    executor, store, replicas = done.error["problems"]
+    executor, store, replicas, entry = done.error["problems"]
     assert re.search(r"`loca`.*`local`\?", executor)
     assert "`redis`" in store
     assert replicas.startswith("replicas=`0`: ")
+    assert entry.startswith("entry=`job:ok`: "), "of the executor that is probably meant"
     assert "`r`" in done.error["message"].splitlines()[0]
     assert done.error["hint"]
     done = inside("plan", "job:ok", "--store", "redis://x", "--arg", "no=1", "--cpus", "2", "--json")

@@ -114,6 +114,11 @@ class GivesOneReason(ScriptedExecutor):
             raise Unsupported(self.name, context.run_id, exc.problems[:1]) from None
 
 
+class AcceptsAnyStore(ScriptedExecutor):
+    def plan(self, context: RunContext, placement: Placement) -> Plan:
+        return super().plan(replace(context, store_uri="s3://bucket/reachable"), placement)
+
+
 # E4
 
 

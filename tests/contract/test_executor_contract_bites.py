@@ -59,6 +59,7 @@ BITES = [
     Bite("test_e03_a_refusal_lists_every_reason", broken.GivesOneReason, "does not mention"),
     Bite("test_e03_a_refused_secret_does_not_hide_the_next", broken.GivesOneReason, "does not mention CONTRACT_TWO"),
     Bite("test_e03_after_a_refusal_nothing_was_started", broken.WritesWhilePlanning, "left something in the store"),
+    Bite("test_e03_a_store_that_replicas_cannot_reach_is_refused", broken.AcceptsAnyStore, "cannot see the memory"),
     Bite("test_e04_a_handle_is_one_line_that_reads_back", broken.CountsWrong, "1 == 2"),
     Bite("test_e04_another_process_can_use_it", broken.Remembers, "something still runs"),
     Bite("test_e05_status_has_every_rank_in_order_at_any_moment", broken.ShowsOnlyWhatRuns, "status has ranks"),

@@ -51,6 +51,7 @@ def test_it_is_the_protocol_to_the_letter(executor):
         "region": None,
         "sagemaker_client": None,
         "logs_client": None,
+        "store_is_mounted": False,
     }
     assert {name: p.default for name, p in parameters.items() if name != "self"} == wanted
     assert all(p.kind is p.KEYWORD_ONLY for name, p in parameters.items() if name != "self")
@@ -80,7 +81,9 @@ def test_with_the_plain_constructor_and_clients_of_ones_own(image, store, peer):
     import boto3
 
     clients = {"sagemaker_client": boto3.client("sagemaker"), "logs_client": boto3.client("logs")}
-    plain = SageMakerExecutor(**{n: v for n, v in SETTINGS.items() if n != "region"}, **clients, run_id="mine")
+    plain = SageMakerExecutor(
+        **{n: v for n, v in SETTINGS.items() if n != "region"}, **clients, run_id="mine", store_is_mounted=True
+    )
     handles = plain.launch_replicas(1, "atoll.replica", asked(store, "echo"))
     assert handles[0].metadata["run_id"] == "mine"
     assert [row["status"] for row in plain.collect(handles, timeout=LIMIT_S)] == ["succeeded"]
@@ -97,7 +100,10 @@ def test_handles_survive_json_and_another_process(executor, image, store):
         "print([there.poll(h) for h in handles])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, text, json.dumps(SETTINGS)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, text, json.dumps({**SETTINGS, "store_is_mounted": True})],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "['cancelled', 'cancelled']\n"
     assert [row["status"] for row in executor.collect(handles, timeout=LIMIT_S)] == ["cancelled", "cancelled"]

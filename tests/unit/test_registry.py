@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from atoll import registry
-from atoll.errors import ConfigError, UnknownName
+from atoll.errors import ConfigError, InvalidSpec, UnknownName
 from atoll.stores.file.store import FileStore
 
 
@@ -22,12 +22,18 @@ def test_a_wrong_name_says_what_may_be_meant():
 
 
 def test_a_wrong_setting_is_named():
-    with pytest.raises(ConfigError, match=r"`local`.*nope: .*root"):
-        registry.executor("local", nope=1)
-    with pytest.raises(ConfigError, match=r"rot: .*`root`\?"):
-        registry.executor("local", rot="x")
-    with pytest.raises(ConfigError, match=r"instance_typ: .*`instance_type`\?"):
-        registry.executor("sagemaker", instance_typ="ml.g5.2xlarge")
+    for name, setting, meant in (
+        ("local", "nope", "`root`"),
+        ("local", "rot", "`root`?"),
+        ("local", "name", "`root`"),
+        ("local", "self", "`root`"),
+        ("sagemaker", "instance_typ", "`instance_type`?"),
+    ):
+        with pytest.raises(InvalidSpec) as caught:
+            registry.executor(name, **{setting: "x"})
+        assert caught.value.fields == (setting,)
+        assert meant in caught.value.problems[0]
+        assert f"[executors.{name}]" in (caught.value.hint or "")
 
 
 def test_a_path_is_a_folder_here(tmp_path, monkeypatch):
@@ -55,6 +61,9 @@ def test_an_address_in_a_path_object_is_refused_and_written_as_it_was_meant():
     ("given", "meant"),
     [
         ("s3:/bucket/runs", "s3://bucket/runs"),
+        ("s3//bucket/runs", "s3://bucket/runs"),
+        ("memory//x", "memory://x"),
+        ("file//tmp/runs", "file:///tmp/runs"),
         ("gs:bucket", "gs://bucket"),
         ("memory:x", "memory://x"),
         ("file:/tmp/runs", "file:///tmp/runs"),
@@ -67,6 +76,8 @@ def test_an_address_that_lacks_a_slash_is_not_taken_for_a_folder(tmp_path, monke
     assert f"'{meant}'" in (caught.value.hint or "")
     (tmp_path / "s3:runs").mkdir()
     assert registry.store_uri("s3:runs") == f"file://{tmp_path}/s3%3Aruns"
+    (tmp_path / "s3" / "runs").mkdir(parents=True)
+    assert registry.store_uri("s3//runs") == f"file://{tmp_path}/s3/runs"
 
 
 @pytest.mark.parametrize(("given", "said"), [(None, "None"), ("", "''"), (7, "7"), (b"runs", r"bytes\(…\)")])

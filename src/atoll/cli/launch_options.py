@@ -11,13 +11,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
 from atoll import units
 from atoll.cli.output import Output, cut
-from atoll.errors import ConfigError, Problems
+from atoll.errors import ConfigError, InvalidSpec, Problems
 from atoll.runs import config
 from atoll.runs.config import FIELDS
 from atoll.runs.run import Draft, prepare
@@ -100,7 +101,7 @@ def ranks(text: str, replicas: int) -> list[int]:
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("entry", required=False),
-    click.option("-n", "--replicas", type=int, metavar="N", help="Number of replicas.  [default: 1]"),
+    click.option("-n", "--replicas", metavar="N", help="Number of replicas.  [default: 1]"),
     click.option("--on", metavar="BACKEND", shell_complete=complete_backend, help="The backend.  [default: local]"),
     click.option("--store", metavar="URI", help="The store: a folder, s3://bucket/prefix, ..."),
     click.option(
@@ -109,18 +110,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--args-json", metavar="JSON", help="Arguments as one JSON object."),
     click.option("--args-file", metavar="FILE", help="Arguments as a JSON file; - is stdin."),
     click.option("--gpu", metavar="NAME[:N]", help="GPUs for each replica, such as H100:8."),
-    click.option("--cpus", type=float, metavar="N", help="CPU cores for each replica."),
-    click.option("--memory-gib", type=float, metavar="GIB", help="Memory for each replica."),
+    click.option("--cpus", metavar="N", help="CPU cores for each replica."),
+    click.option("--memory-gib", metavar="GIB", help="Memory for each replica."),
     click.option("--image", metavar="IMAGE", help="The container image."),
-    click.option(
-        "--timeout", type=duration, metavar="TIME", help="Time limit of a replica: 90, 90s, 15m, 2h, 1d.  [default: 1d]"
-    ),
-    click.option(
-        "--grace", type=duration, metavar="TIME", help="Time for a replica to stop before it is killed.  [default: 10s]"
-    ),
-    click.option(
-        "--max-restarts", type=int, metavar="N", help="How often a failed replica is restarted.  [default: 0]"
-    ),
+    click.option("--timeout", metavar="TIME", help="Time limit of a replica: 90, 90s, 15m, 2h, 1d.  [default: 1d]"),
+    click.option("--grace", metavar="TIME", help="Time for a replica to stop before it is killed.  [default: 10s]"),
+    click.option("--max-restarts", metavar="N", help="How often a failed replica is restarted.  [default: 0]"),
     click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the replicas."),
     click.option("--secret", multiple=True, metavar="NAME=REF", help="A secret by reference, such as env:HF_TOKEN."),
     click.option("--rank-env", metavar="NAME", help="An additional variable that holds the rank."),
@@ -139,27 +134,54 @@ def run_options(function: F) -> F:
 
 
 def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -> Draft:
-    """Check the options and plan the run; nothing is started and nothing is written."""
+    """Check the options and plan the run; nothing is started and nothing is written. Raises all problems together."""
     problems = Problems()
-    flags = {name: options[name] for name in FIELDS if options[name] is not None}
+    flags: dict[str, Any] = {}
+    for name in FIELDS:
+        if options[name] is not None:
+            flags[name] = problems.trying(partial(_flag_value, name, options[name]))
     tables: dict[str, Callable[[], dict[str, Any]]] = {
         "args": lambda: _arguments(options),
         "env": lambda: pairs(options["env"], "--env"),
         "secrets": lambda: pairs(options["secret"], "--secret"),
     }
-    for table, read in tables.items():
-        flags |= {f"{table}.{name}": value for name, value in (problems.trying(read) or {}).items()}
+    read_tables = {table: problems.trying(read) for table, read in tables.items()}
+    for table, values in read_tables.items():
+        flags |= {f"{table}.{name}": value for name, value in (values or {}).items()}
     own = problems.trying(lambda: pairs(options["setting"], "--setting", as_json=True))
-    settings = problems.trying(lambda: config.load(profile=options["profile"], flags=flags))
-    problems.raise_any("this run")
+    found = problems.trying(lambda: config.load_valid(profile=options["profile"], flags=flags))
+    settings, wrong = found or (None, [])
+    problems.trying(lambda: _check_configuration(wrong))
+    if settings is None or None in read_tables.values():  # without its arguments, the entry point cannot be checked
+        problems.raise_any("this run")
     assert settings is not None
     for warning in settings.warnings:
         out.say(f"warning: {warning}")
     launch = settings.launch_options()
     launch["settings"] = {**launch.get("settings", {}), **(own or {})}
+    made = problems.trying(lambda: _prepared(launch, argv=tuple(script_args), run_id=options["run_id"]))
+    problems.raise_any("this run")
+    assert made is not None
+    return made
+
+
+def _check_configuration(problems: Sequence[str]) -> None:
+    if problems:
+        raise InvalidSpec("configuration", problems)
+
+
+def _prepared(launch: Mapping[str, Any], **more: Any) -> Draft:
     if "entry" not in launch:
         raise ConfigError("no entry point", hint="name it: `atoll run module:function`, or `entry = ...` in atoll.toml")
-    return prepare(**launch, argv=tuple(script_args), run_id=options["run_id"])
+    return prepare(**launch, **more)
+
+
+def _flag_value(name: str, text: str) -> Any:
+    """The value of a flag, read as in a file."""
+    try:
+        return FIELDS[name].read(text)
+    except ValueError as exc:
+        raise InvalidSpec("the command line", [f"{config.flag_of(name)}=`{text}`: {exc}"]) from exc
 
 
 def announce(out: Output, made: Draft) -> None:
@@ -175,6 +197,10 @@ def announce(out: Output, made: Draft) -> None:
         out.say(f"  {line}", "dim")
     if made.bundle is not None:
         out.say("\n".join(f"  {line}" for line in made.bundle.manifest.text().splitlines()))
+
+
+def say_notes(out: Output, made: Draft) -> None:
+    """Print what a user should know before the launch; the price is last."""
     for note in made.plan.notes:
         out.say(f"  note: {note}")
 

@@ -79,6 +79,8 @@ class Check:
     ok: bool
     message: str
     hint: str = ""
+    is_input: bool = False
+    """The check failed because of the user's input, such as a setting, before any call was made."""
 
 
 @runtime_checkable
@@ -241,3 +243,14 @@ def check(placement: Placement, capabilities: Capabilities) -> list[str]:
             known = ", ".join(f"`{s}:`" for s in sorted(capabilities.secret_schemes)) or "none"
             problems.append(f"secrets.{name}=`{scheme}:…`: this backend reads {known}")
     return problems
+
+
+def store_problems(store_uri: str, *, is_mounted: bool) -> list[str]:
+    """Why replicas on other machines than this one cannot reach the store. `is_mounted` is the user's setting."""
+    scheme = store_uri.partition(":")[0]
+    if scheme == "memory":
+        return [f"store=`{store_uri}`: replicas are on other machines, which cannot see the memory of this one"]
+    if scheme in ("file", "local") and not is_mounted:
+        remedy = "use a bucket, or set store_is_mounted=true if every replica sees this path on a shared file system"
+        return [f"store=`{store_uri}`: replicas are on other machines, which cannot see this folder; {remedy}"]
+    return []

@@ -94,6 +94,21 @@ def load(
 
     A flag that is None counts as not given, except for arguments (`args.NAME`), which may be None.
     """
+    found, problems = load_valid(directory, file=file, profile=profile, environ=environ, flags=flags)
+    if problems:
+        raise InvalidSpec("configuration", problems)
+    return found
+
+
+def load_valid(
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    file: str | os.PathLike[str] | None = None,
+    profile: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> tuple[Config, list[str]]:
+    """As `load`: the settings that are valid, and the problems of the others."""
     environ = os.environ if environ is None else environ
     path = file or environ.get("ATOLL_CONFIG")
     found = read(Path(path)) if path else find(Path(directory or _here()).absolute())
@@ -108,11 +123,9 @@ def load(
     layers.update((s.key, s) for s in reader.environment(environ))
     _forget_arguments_of_another_entry(layers, (flags or {}).get("entry"))
     given = {key: value for key, value in (flags or {}).items() if value is not None or key.startswith("args.")}
-    layers.update((key, Setting(key, value, _flag(key))) for key, value in given.items())
-    if reader.problems:
-        raise InvalidSpec("configuration", reader.problems)
+    layers.update((key, Setting(key, value, flag_of(key))) for key, value in given.items())
     place = found.place() if found else None
-    return Config(layers, place, profile, tuple(profiles), tuple(_warnings(environ, found)))
+    return Config(layers, place, profile, tuple(profiles), tuple(_warnings(environ, found))), reader.problems
 
 
 def _here() -> str:
@@ -146,7 +159,8 @@ def _forget_arguments_of_another_entry(layers: dict[str, Setting], entry: str | 
         del layers[key]
 
 
-def _flag(key: str) -> str:
+def flag_of(key: str) -> str:
+    """The option of the command line that sets a key."""
     table, _, name = key.partition(".")
     words = {"args": f"--arg {name}", "env": f"--env {name}", "secrets": f"--secret {name}", "entry": "ENTRY"}
     if table == "executors":
@@ -192,7 +206,7 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
         return int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError("a whole number")

@@ -16,13 +16,23 @@ from typing import Any
 from atoll import journal, registry
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext, default_store
-from atoll.errors import AtollError, BackendError, ConfigError, Problems, RunNotFound, StoreError, WaitTimeout
+from atoll.errors import (
+    AtollError,
+    BackendError,
+    ConfigError,
+    InvalidSpec,
+    Problems,
+    RunNotFound,
+    StoreError,
+    WaitTimeout,
+)
 from atoll.executors.base import Executor, HandleResolver, Plan, Preflighter
 from atoll.handle import RunHandle
 from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check, index
+from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
@@ -30,6 +40,7 @@ from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
+from atoll.validation import shown
 
 log = logging.getLogger("atoll.runs")
 _STATUS_TIMEOUT_S = 10.0
@@ -91,18 +102,23 @@ def prepare(
             hint="launch a function of it: `script.py:function`",
         )
     problems, uri = Problems(), store or default_store()
-    executor = problems.trying(lambda: registry.executor(on, **(settings or {}))) if isinstance(on, str) else on
+    executor = problems.trying(lambda: executor_for(on, settings))
+    checked, left_out = executor, frozenset[str]()
+    if executor is None and isinstance(on, str):
+        checked, left_out = likely_executor(on, settings, problems)
     opened = problems.trying(lambda: registry.open_store(uri))
-    found = problems.trying(lambda: code_for(executor, workspace)) if executor is not None else None
+    found = problems.trying(lambda: code_for(checked, workspace)) if checked is not None else None
     code, bundle = found or (Code.image(), None)
     built = problems.trying(lambda: RunSpec.build(entry, code=code, **spec))
     task = built.task if built is not None else task_alone(entry, code, spec)
     if task is not None:
         problems.trying(lambda: check_entry(task, workspace))
-    plan = None
+    plan, address = None, opened.uri if opened is not None else str(uri)
     if executor is not None and built is not None:
-        context = RunContext(built.run_id, opened.uri if opened is not None else str(uri))
+        context = RunContext(built.run_id, address)
         plan = problems.trying(lambda: executor.plan(context, built.placement))
+    elif checked is not None:
+        problems.trying(lambda: check_plan(checked, address, spec, left_out))
     problems.raise_any(f"run `{spec['run_id']}`" if spec.get("run_id") else "this run")
     assert executor is not None
     assert opened is not None
@@ -111,22 +127,46 @@ def prepare(
     return Draft(with_path(built), executor, opened, plan, bundle)
 
 
+def executor_for(on: str | Executor, settings: Mapping[str, Any] | None) -> Executor:
+    """The executor of a launch. Settings of an executor that exists already would be ignored, so they are an error."""
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
+        raise InvalidSpec("this run", [f"settings={shown(settings)}: a table of names and values"])
+    if isinstance(on, str):
+        return registry.executor(on, **(settings or {}))
+    if not isinstance(on, Executor):
+        raise InvalidSpec("this run", [f"on={shown(on)}: the name of an executor, or an executor"])
+    if settings:
+        names = ", ".join(settings)
+        raise InvalidSpec("this run", [f"settings: {names}: `on` is an executor; give them to its constructor"])
+    return on
+
+
 def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:
     """The run with this id or handle, from any process.
 
-    An id is looked up in `store`, or in the local index; a handle also at the backend it names.
+    An id is looked up in `store`, or in the local index; a handle also at the backend it names. If the store does not
+    answer, or has lost the run, but the handle is known, the result is an `UnrecordedRun`, which can still be stopped.
     """
     handle = RunHandle.parse(run) if "://" in run else None
     known = None if store and handle is None else index.find(run)
     run_id, where = (known.run_id, store or known.store) if known else (None if handle else run, store)
     if handle is not None and (run_id is None or where is None):
         run_id, where = _origin(handle, where, settings or {})
-    if run_id is None or where is None:
-        raise RunNotFound(
-            f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
-        )
-    opened = registry.open_store(where)
-    return Run.stored(opened, run_id, handle, settings)
+    known_handle = handle or (RunHandle.parse(known.handle) if known else None)
+    try:
+        if run_id is None or where is None:
+            raise RunNotFound(
+                f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
+            )
+        return Run.stored(registry.open_store(where), run_id, handle, settings)
+    except (StoreError, RunNotFound) as exc:
+        if known_handle is None:
+            raise
+        found = UnrecordedRun(run_id or known_handle.native_id, known_handle, exc, settings)
+        if isinstance(exc, RunNotFound) and not found.is_known_to_backend:
+            raise
+        log.warning("%s; only the handle of run `%s` is known", exc.message, found.id)
+        return found
 
 
 def _origin(
@@ -428,6 +468,43 @@ class Run:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
             return outcome
         return replace(outcome, last_lines=last_lines(lambda: self.logs(outcome.rank, tail=5)))
+
+
+class UnrecordedRun(Run):
+    """A run whose record cannot be read: only its handle is known. The backend gives its status and stops it.
+
+    Whatever needs the record raises the error of the store.
+    """
+
+    def __init__(
+        self, run_id: str, handle: RunHandle, problem: AtollError, settings: Mapping[str, Any] | Executor | None
+    ) -> None:
+        given = settings if isinstance(settings, Executor) else None
+        self.executor = given or registry.executor(handle.executor, **(settings or {}))  # type: ignore[arg-type]
+        self.id, self.launch, self._handle, self._problem = run_id, 1, handle, problem
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("spec", "store", "_stored", "_clock"):
+            raise self._problem
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return f"<UnrecordedRun {self.id} on {self.executor.name}, {self.handle}>"
+
+    @property
+    def is_known_to_backend(self) -> bool:
+        """Whether the backend knows any replica of the run."""
+        return any(replica.state is not ReplicaState.LOST for replica in self.status().replicas)
+
+    def status(self, *, progress: bool = True) -> RunStatus:  # noqa: ARG002  heartbeats are in the store
+        """The status of every rank, from the backend alone."""
+        return self.executor.status(self.handle)
+
+    def cancel(self) -> Stopped:
+        """Stop every replica. The stop is not recorded."""
+        before = status_or_none(self.executor, self.handle)
+        self.executor.cancel(self.handle)
+        return Stopped(before, None if before is not None and before.is_terminal else self._problem)
 
 
 def status_or_none(executor: Executor, handle: RunHandle) -> RunStatus | None:

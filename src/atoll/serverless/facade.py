@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 from atoll._threads import Unanswered, answer_within, in_background
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.context import RANK
-from atoll.errors import BackendError, ConfigError, StoreError, WaitTimeout
+from atoll.errors import BackendError, ConfigError, RunNotFound, StoreError, WaitTimeout
 from atoll.executors.base import Executor
 from atoll.handle import RunHandle
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome, join, outcome_of
-from atoll.runs.run import Run, prepare
-from atoll.runs.stop import stop
+from atoll.runs.run import Run, UnrecordedRun, prepare
 from atoll.runs.stored import StoredRun
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -81,8 +80,12 @@ class Facade:
         return "".join(f"{line}\n" for line in self._run(handle).logs(handle.rank, tail=n_lines))
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        self._checked(handle)
-        stop(str(handle.metadata["run"]), lambda: self._run(handle), lambda _: self._executor)
+        named = self._checked(handle)
+        try:
+            run = self._run(handle)
+        except (StoreError, RunNotFound) as exc:
+            run = UnrecordedRun(str(handle.metadata["run_id"]), named, exc, self._executor)
+        run.cancel()
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
         """As in the protocol. The rows come after about `timeout`, also if the service or the store does not answer."""

@@ -12,7 +12,8 @@ from atoll._time import Deadline
 from atoll.context import RANK
 from atoll.errors import BackendError, ConfigError
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
-from atoll.executors.sagemaker.request import INSTANCE_TYPE, MACHINES, job_name
+from atoll.executors.sagemaker.machines import CPU_INSTANCE_TYPE, GPU_INSTANCE_TYPE, INSTANCE_TYPE, MACHINES
+from atoll.executors.sagemaker.request import job_name
 from atoll.handle import RunHandle
 from atoll.runs.run import prepare
 from atoll.serverless.facade import LEAST_S, Facade
@@ -36,24 +37,27 @@ class SageMakerExecutor(Facade):
         role_arn: str,
         image_uri: str,
         output_s3_path: str,
-        instance_type: str = "ml.g5.2xlarge",
-        cpu_instance_type: str = "ml.m5.xlarge",
+        instance_type: str = GPU_INSTANCE_TYPE,
+        cpu_instance_type: str = CPU_INSTANCE_TYPE,
         volume_size_gb: int = 100,
         run_id: str | None = None,
         region: str | None = None,
         sagemaker_client: Any = None,
         logs_client: Any = None,
+        store_is_mounted: bool = False,
     ) -> None:
         jobs = SageMakerTrainingExecutor(
             role_arn=role_arn,
             image_uri=image_uri,
             output_s3_path=output_s3_path,
-            instance_type=instance_type,
-            cpu_instance_type=cpu_instance_type,
+            # A default is no choice of the user, so it does not contradict the GPU of a launch.
+            instance_type=None if instance_type == GPU_INSTANCE_TYPE else instance_type,
+            cpu_instance_type=None if cpu_instance_type == CPU_INSTANCE_TYPE else cpu_instance_type,
             volume_size_gb=volume_size_gb,
             region=region,
             sagemaker_client=sagemaker_client,
             logs_client=logs_client,
+            store_is_mounted=store_is_mounted,
         )
         self._take(jobs, run_id)
 

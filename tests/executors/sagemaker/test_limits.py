@@ -12,7 +12,8 @@ from atoll.errors import Unsupported
 from atoll.executors.sagemaker import limits
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.limits import CREATE_TRAINING_JOB, limit_problems
-from atoll.executors.sagemaker.request import ENTRYPOINT, LAUNCH, JobSettings, training_request
+from atoll.executors.sagemaker.request import ENTRYPOINT, LAUNCH, training_request
+from atoll.executors.sagemaker.settings import JobSettings
 from atoll.spec import Placement
 from services.sagemaker.bench import SETTINGS
 from services.sagemaker.validation import problems as service_problems
@@ -121,7 +122,7 @@ def test_what_the_service_would_refuse_we_refuse_first(name: str):
 def test_every_problem_is_told_at_once_in_the_users_words():
     executor = SageMakerTrainingExecutor(
         role_arn="me",
-        output_s3_path="nowhere",
+        output_s3_path="s3://" + "b" * 1024,
         image_uri="i" * 300,
         region="us-east-1",
         spot=True,

@@ -7,7 +7,7 @@ import pytest
 from atoll.context import RunContext
 from atoll.errors import Unsupported
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
-from atoll.executors.sagemaker.request import DATE, GPUS, MACHINES, PRICES, Machine, chosen_machine, has_local_disks
+from atoll.executors.sagemaker.machines import DATE, GPUS, MACHINES, PRICES, Machine, chosen_machine, has_local_disks
 from atoll.spec import KNOWN, Gpu, Placement
 from services.sagemaker.bench import SETTINGS
 from services.sagemaker.validation import service_model
@@ -15,9 +15,9 @@ from services.sagemaker.validation import service_model
 CONTEXT = RunContext("exp", "s3://bucket/exp")
 
 
-def chosen(gpu: str | None, instance_type: str = "ml.g5.2xlarge") -> Machine | str:
+def chosen(gpu: str | None, instance_type: str | None = None, cpu_instance_type: str | None = None) -> Machine | str:
     return chosen_machine(
-        Gpu.parse(gpu) if gpu else None, instance_type=instance_type, cpu_instance_type="ml.m5.xlarge"
+        Gpu.parse(gpu) if gpu else None, instance_type=instance_type, cpu_instance_type=cpu_instance_type
     )
 
 
@@ -96,8 +96,8 @@ def test_a_price_of_ones_own_goes_first_and_no_price_is_said():
 
 def test_notes_tell_what_a_person_may_not_expect():
     settings = {**SETTINGS, "keep_alive_s": 60}
-    notes = SageMakerTrainingExecutor(**settings).plan(RunContext("e", "file:///x"), Placement(gpu="any")).notes
-    for value in ("60 s", "volume_size_gb", "store=`file:///x`"):
+    notes = SageMakerTrainingExecutor(**settings).plan(CONTEXT, Placement(gpu="any")).notes
+    for value in ("60 s", "volume_size_gb"):
         assert sum(value in note for note in notes) == 1, value
     assert not has_local_disks("ml.m5.xlarge")
 

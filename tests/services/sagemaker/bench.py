@@ -33,6 +33,7 @@ HASTE: dict[str, Any] = {
     "log_lag_s": 0.05,
     "list_calls_per_s": 500.0,
     "calls_per_s": 500.0,
+    "store_is_mounted": True,
 }
 
 

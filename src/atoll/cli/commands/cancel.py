@@ -6,16 +6,14 @@ from typing import Any
 
 import click
 
-from atoll import registry
 from atoll.cli.app import command
 from atoll.cli.launch_options import complete_run, store_option
 from atoll.cli.output import Output, error_record
 from atoll.cli.render import counts_text
 from atoll.cli.runs import find_run
-from atoll.errors import AtollError
-from atoll.executors.base import Executor
-from atoll.runs import config
-from atoll.runs.stop import StopReport, stop
+from atoll.errors import AtollError, StoreError
+from atoll.runs.run import Run, status_or_none
+from atoll.status import RunStatus
 
 
 @command("End", short_help="Stop runs; return when none of their replicas runs any more.")
@@ -43,28 +41,27 @@ def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> Non
 
 
 def _cancel(out: Output, name: str, store: str | None) -> dict[str, Any]:
-    settings = config.load()
-
-    def executor(backend: str) -> Executor:
-        return registry.executor(backend, **settings.executor_settings(backend))
-
-    report = stop(name, lambda: find_run(name, store), executor, in_index=store is None or "://" in name)
-    before, after = report.stopped.before, report.after
+    run = find_run(name, store)
+    stopped = run.cancel()
+    before, after = stopped.before, _status(run)
     was_over = before is not None and before.is_terminal
     counts = counts_text(after) if after is not None else "the backend does not say how its replicas ended"
-    out.say(f"run `{report.run_id}` {'had ended already' if was_over else 'is stopped'}: {counts}")
-    if warning := report.stopped.warning:
-        out.say(f"warning: {warning}", "warn")
-    return _json(report, was_over=was_over)
-
-
-def _json(report: StopReport, *, was_over: bool) -> dict[str, Any]:
-    before, after, problem = report.stopped.before, report.after, report.stopped.record_error
+    out.say(f"run `{run.id}` {'had ended already' if was_over else 'is stopped'}: {counts}")
+    if stopped.warning:
+        out.say(f"warning: {stopped.warning}", "warn")
     return {
-        "run_id": report.run_id,
+        "run_id": run.id,
         "was": before.state if before is not None else None,
         "state": after.state if after is not None else None,
         "was_over": was_over,
-        "recorded": problem is None,
-        **({"warning": report.stopped.warning} if problem is not None else {}),
+        "recorded": stopped.record_error is None,
+        **({"warning": stopped.warning} if stopped.warning else {}),
     }
+
+
+def _status(run: Run) -> RunStatus | None:
+    """The status after the stop, without the store if that does not answer."""
+    try:
+        return run.status(progress=False)
+    except StoreError:
+        return status_or_none(run.executor, run.handle)

@@ -14,11 +14,11 @@ import click
 
 from atoll import __version__, registry
 from atoll.cli.app import command
-from atoll.cli.launch_options import complete_backend
+from atoll.cli.launch_options import complete_backend, pairs
 from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.watch import store_hint
 from atoll.context import default_store, home
-from atoll.errors import AtollError, BackendError, ConfigError, StoreError, UnknownName
+from atoll.errors import AtollError, BackendError, ConfigError, InvalidSpec, StoreError, UnknownName
 from atoll.executors.base import Check, Diagnoser
 from atoll.runs import config
 from atoll.runs.config import Config
@@ -35,14 +35,13 @@ class Finding:
 
     kind: str
     check: Check
-    is_input: bool = False
-    """The check failed because of the user's input (an address, a setting), before any call was made."""
 
 
 @command("Set up", short_help="Check this machine, a backend and a store; say how to fix what fails.")
 @click.argument("backend", required=False, shell_complete=complete_backend)
 @click.option("--store", metavar="URI", help="The store to check.  [default: the configured one]")
-def doctor_command(out: Output, backend: str | None, store: str | None) -> None:
+@click.option("--setting", multiple=True, metavar="NAME=VALUE", help="A setting of the backend.")
+def doctor_command(out: Output, backend: str | None, store: str | None, setting: tuple[str, ...]) -> None:
     """Check this machine, the BACKEND (or the configured one) and the store.
 
     Exit code 0 if all checks pass. Otherwise the first of these: 2 for this machine, its configuration, or an address
@@ -51,6 +50,7 @@ def doctor_command(out: Output, backend: str | None, store: str | None) -> None:
     findings, settings = _machine_findings()
     name = backend or (settings.get("on") if settings else "local")
     own = settings.executor_settings(name) if settings else {}
+    own |= pairs(setting, "--setting", as_json=True)
     findings += _backend_findings(name, own)
     findings += _store_findings(store or (settings.get("store") if settings else default_store()))
     out.data({"checks": [{"kind": f.kind, **asdict(f.check)} for f in findings]})
@@ -80,7 +80,7 @@ def _table_text(out: Output, findings: list[Finding]) -> str:
 def _raise_for(findings: list[Finding]) -> None:
     failed = [finding for finding in findings if not finding.check.ok]
     for kind, error in _ERRORS.items():
-        if any(("machine" if finding.is_input else finding.kind) == kind for finding in failed):
+        if any(("machine" if finding.check.is_input else finding.kind) == kind for finding in failed):
             names = ", ".join(f"{f.kind} {f.check.name}" for f in failed)
             raise error(
                 f"{len(failed)} of {len(findings)} checks failed: {names}", hint="follow the hints in the table"
@@ -101,7 +101,8 @@ def _backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     except UnknownName:
         raise
     except ConfigError as exc:
-        return [Finding("backend", Check(name, False, exc.message, exc.hint or ""), is_input=True)]
+        message = "; ".join(exc.problems) if isinstance(exc, InvalidSpec) else exc.message
+        return [Finding("backend", Check(name, False, message, exc.hint or "", is_input=True))]
     if not isinstance(executor, Diagnoser):
         return [Finding("backend", Check(name, True, "it loads; it has no checks of its own"))]
     try:
@@ -119,7 +120,8 @@ def _store_findings(uri: str) -> list[Finding]:
         opened = registry.open_store(uri)
         report = probe(opened)
     except AtollError as exc:
-        return [Finding("store", Check("probe", False, exc.message, store_hint(exc)), isinstance(exc, ConfigError))]
+        is_input = isinstance(exc, ConfigError)
+        return [Finding("store", Check("probe", False, exc.message, store_hint(exc), is_input=is_input))]
     return [Finding("store", Check("probe", True, f"{opened.uri}: {'; '.join(report.checks)}"))]
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from atoll.cli.app import command
-from atoll.cli.launch_options import announce, draft, draft_json, run_options
+from atoll.cli.launch_options import announce, draft, draft_json, run_options, say_notes
 from atoll.cli.output import Output
+from atoll.cli.plan_text import plan_text
 
 
 @command(
@@ -20,6 +21,9 @@ from atoll.cli.output import Output
 def plan_command(out: Output, **options: Any) -> None:
     """Show the exact request that `atoll run` with the same options would send, as JSON on stdout.
 
+    Requests that differ only in a few values are grouped: once what they have in common, then what differs for each
+    replica. The price comes last, on stderr. `--json` has every request in full.
+
     If the request is invalid, every reason is listed and the exit code is 2. Nothing is started, and nothing is
     written to the store.
     """
@@ -27,4 +31,5 @@ def plan_command(out: Output, **options: Any) -> None:
     announce(out, made)
     out.data(draft_json(made))
     made.preflight()
-    out.text(str(made.plan))
+    out.text(plan_text(made.plan.request))
+    say_notes(out, made)

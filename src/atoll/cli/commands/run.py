@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from atoll.cli.app import Interrupted, command
-from atoll.cli.launch_options import announce, draft, run_options
+from atoll.cli.launch_options import announce, draft, run_options, say_notes
 from atoll.cli.output import Output, pairs_text, table_text
 from atoll.cli.render import (
     counts_text,
@@ -49,6 +49,7 @@ def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **option
         )
     made = draft(out, options, click.get_current_context().meta.get("script_args", ()))
     announce(out, made)
+    say_notes(out, made)
     run = _submit(out, made)
     if detach:
         _show_next_commands(out, run)

@@ -16,11 +16,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline
 from atoll.context import RESERVED, RunContext, home
-from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, StopFailed, SubmitError, Unsupported
+from atoll.errors import (
+    BackendError,
+    Conflict,
+    InvalidSpec,
+    Problems,
+    RunNotFound,
+    StopFailed,
+    SubmitError,
+    Unsupported,
+)
 from atoll.executors.base import Capabilities, Check, Plan, Stray, submit_or_stop
 from atoll.executors.local import gpus
 from atoll.executors.local.logs import follow_lines, last_lines, lines
@@ -30,12 +39,14 @@ from atoll.replica import processes
 from atoll.replica.spool import Spool, read_json
 from atoll.spec import Placement
 from atoll.status import RunStatus
+from atoll.validation import CLOCK, FUNCTION, PATH, checks_settings
 
 _READY_S = 60.0
 _STOP_S = 150.0
 """Time beyond the grace in which the uploader may store the outcomes."""
 _POLL_S = 0.01
 _EXIT_S = 5.0
+_ROOT_HINT = "set `root` below `[executors.local]` in atoll.toml, or ATOLL_HOME, to a folder you can write to"
 
 log = logging.getLogger("atoll.executors")
 
@@ -46,12 +57,13 @@ class LocalExecutor:
     name: ClassVar[str] = "local"
     capabilities: ClassVar[Capabilities] = CAPABILITIES
 
+    @checks_settings
     def __init__(
         self,
         *,
-        root: str | os.PathLike[str] | None = None,
-        devices: Callable[[], Sequence[gpus.Device]] = gpus.present,
-        clock: Clock = SYSTEM_CLOCK,
+        root: Annotated[str | os.PathLike[str], PATH] | None = None,
+        devices: Annotated[Callable[[], Sequence[gpus.Device]], FUNCTION] = gpus.present,
+        clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
     ) -> None:
         self._root = Path(root).absolute() if root is not None else home() / "local"
         self._devices = devices
@@ -64,7 +76,10 @@ class LocalExecutor:
         return Plan(self.name, context.run_id, placement.replicas, request)
 
     def preflight(self, plan: Plan) -> None:
-        _secret_values(plan.request["secrets"])
+        problems = Problems()
+        problems.trying(lambda: _secret_values(plan.request["secrets"]))
+        problems.trying(lambda: _check_root(self._root))
+        problems.raise_any(f"run `{plan.run_id}`")
 
     def handle(self, plan: Plan) -> RunHandle:
         return _handle(Spool(plan.request["label"]), plan.replicas)
@@ -280,6 +295,24 @@ def _secret_values(references: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
+def _check_root(root: Path) -> None:
+    """Raise `InvalidSpec` if the folder of the spools cannot be created or written."""
+    present = next(folder for folder in (root, *root.parents) if os.path.exists(folder))
+    why = None
+    try:
+        os.stat(root)
+    except FileNotFoundError:
+        pass
+    except OSError as exc:
+        why = str(exc.strerror)
+    if not present.is_dir():
+        why = f"`{present}` is not a folder"
+    elif not os.access(present, os.W_OK | os.X_OK):
+        why = f"`{present}` cannot be written"
+    if why is not None:
+        raise InvalidSpec("the configuration of executor `local`", [f"root=`{root}`: {why}"], hint=_ROOT_HINT)
+
+
 def _writable(root: Path) -> Check:
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -287,5 +320,6 @@ def _writable(root: Path) -> Check:
         probe.touch()
         probe.unlink()
     except OSError as exc:
-        return Check("spools", False, f"{root}: {exc.strerror}", "set ATOLL_HOME to a folder you can write to")
+        is_input = isinstance(exc, NotADirectoryError | FileExistsError | PermissionError)
+        return Check("spools", False, f"{root}: {exc.strerror}", _ROOT_HINT, is_input=is_input)
     return Check("spools", True, str(root))

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from functools import cache
 from threading import Lock
 from typing import Any
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
-from atoll.errors import BackendUnavailable
-from atoll.executors.sagemaker import errors
+from atoll.errors import BackendUnavailable, did_you_mean
+from atoll.executors.sagemaker import errors, known
+from atoll.executors.sagemaker.known import EXTRA
 from atoll.registry import require
 
-_EXTRA = "sagemaker"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _MOST_PAGES = 200
 """A page has a hundred jobs, and all jobs of a list belong to one run."""
@@ -38,9 +37,9 @@ class AwsClient:
         clock: Clock,
         clients: Mapping[str, Any],
     ) -> None:
-        self._boto3 = require("boto3", extra=_EXTRA)
-        vendor = require("botocore.exceptions", extra=_EXTRA)
-        parsers = require("botocore.parsers", extra=_EXTRA)
+        self._boto3 = require("boto3", extra=EXTRA)
+        vendor = require("botocore.exceptions", extra=EXTRA)
+        parsers = require("botocore.parsers", extra=EXTRA)
         # A proxy's error page in place of an answer is a ResponseParserError, which is no BotoCoreError.
         self._vendor_errors = (vendor.ClientError, vendor.BotoCoreError, parsers.ResponseParserError)
         self._timeout_s, self._patience_s, self._clock = timeout_s, patience_s, clock
@@ -51,6 +50,7 @@ class AwsClient:
         unknown = "" if "sagemaker" in self._given else None
         self.region: str | None = region or _region_of(self._given) or self._session.region_name or unknown
         """Empty if the caller gave a client whose region is unknown."""
+        self._client_region = _region_of(self._given)
         self._list_limiter = RateLimiter(list_calls_per_s, clock=clock)
         self._rate, self._limiters = calls_per_s, dict[str, RateLimiter]()
 
@@ -58,6 +58,19 @@ class AwsClient:
     def session(self) -> Any:
         """The boto3 session: credentials and region, which need no call."""
         return self._session
+
+    def region_problem(self) -> str | None:
+        """Why this region cannot be right. The region of a client that the caller gave is always accepted."""
+        if self._client_region not in (None, self.region):
+            return f"region=`{self.region}`: the given client is for `{self._client_region}`; leave it out"
+        if "sagemaker" in self._given or self.region in known.regions():
+            return None
+        if not self.region:
+            return "region: not set; set it with `--setting region=eu-west-1`, in atoll.toml, or with AWS_REGION"
+        meant = did_you_mean(self.region, known.regions())
+        return (
+            f"region=`{self.region}`: from AWS_REGION or ~/.aws/config; the installed boto3 has no such region{meant}"
+        )
 
     def call(
         self,
@@ -119,7 +132,7 @@ class AwsClient:
         where = (service, region or self.region)
         with self._lock:
             if where not in self._made:
-                config = require("botocore.config", extra=_EXTRA).Config(
+                config = require("botocore.config", extra=EXTRA).Config(
                     connect_timeout=min(10.0, self._timeout_s),
                     read_timeout=self._timeout_s,
                     retries={"mode": "standard", "total_max_attempts": 1},
@@ -134,8 +147,8 @@ class AwsClient:
             self._session = self._new_session()
 
     def _new_session(self) -> Any:
-        inner = require("botocore.session", extra=_EXTRA).get_session()
-        inner.register_component("data_loader", _loader())
+        inner = require("botocore.session", extra=EXTRA).get_session()
+        inner.register_component("data_loader", known.loader())
         return self._boto3.Session(botocore_session=inner)
 
 
@@ -172,12 +185,6 @@ class RateLimiter:
             pause = max(0.0, -self._tokens / self._per_s)
         if pause > 0.0:
             self._clock.sleep(pause)
-
-
-@cache
-def _loader() -> Any:
-    """One loader for the process: it caches the service models, which are large."""
-    return require("botocore.loaders", extra=_EXTRA).create_loader()
 
 
 def _region_of(clients: Mapping[str, Any]) -> str | None:

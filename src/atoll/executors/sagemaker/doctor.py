@@ -9,18 +9,20 @@ from typing import Any
 from atoll.errors import AtollError, AuthError, RunNotFound
 from atoll.executors.base import Check
 from atoll.executors.sagemaker.client import AwsClient
+from atoll.executors.sagemaker.errors import EXECUTOR
 from atoll.executors.sagemaker.logs import GROUP
-from atoll.executors.sagemaker.request import JobSettings
+from atoll.executors.sagemaker.machines import CPU_INSTANCE_TYPE, GPU_INSTANCE_TYPE
+from atoll.executors.sagemaker.settings import JobSettings
+from atoll.validation import settings_hint
 
 _SOON = timedelta(hours=1)
 
 
 def setup_checks(client: AwsClient, settings: JobSettings) -> list[Check]:
     """Region, credentials and their expiry, role, buckets, quotas, and the read calls that a run makes."""
-    if not client.region:
-        hint = "set `region`, or AWS_REGION, or `region` in ~/.aws/config"
-        return [Check("region", False, "none is set", hint)]
-    found = [Check("region", True, client.region)]
+    if problem := client.region_problem():
+        return [Check("region", False, problem, settings_hint(EXECUTOR), is_input=True)]
+    found = [Check("region", True, client.region or "the one of the given client")]
     try:
         identity = client.call("sts", "get_caller_identity", "doctor", "caller identity")
     except AtollError as exc:
@@ -28,7 +30,8 @@ def setup_checks(client: AwsClient, settings: JobSettings) -> list[Check]:
     found.append(Check("credentials", True, f"{identity['Arn']}; {_expiry(client)}"))
     found.append(_role(client, settings.role_arn, str(identity["Account"])))
     found += _buckets(client, settings)
-    found += [_quota(client, name) for name in dict.fromkeys([settings.instance_type, settings.cpu_instance_type])]
+    machines = (settings.instance_type or GPU_INSTANCE_TYPE, settings.cpu_instance_type or CPU_INSTANCE_TYPE)
+    found += [_quota(client, name) for name in dict.fromkeys(machines)]
     found += _calls(client)
     return found
 
@@ -47,10 +50,11 @@ def _expiry(client: AwsClient) -> str:
 
 def _role(client: AwsClient, role_arn: str, account: str) -> Check:
     if not role_arn:
-        return Check("role", False, "role_arn is not set", "set it to the role of docs/sagemaker.md")
+        return Check("role", False, "role_arn is not set", "set it to the role of docs/sagemaker.md", is_input=True)
     parts = role_arn.split(":")
     if len(parts) < 6 or not parts[5].startswith("role/"):
-        return Check("role", False, f"`{role_arn}` is not the ARN of a role", "arn:aws:iam::ACCOUNT:role/NAME")
+        hint = "arn:aws:iam::ACCOUNT:role/NAME"
+        return Check("role", False, f"`{role_arn}` is not the ARN of a role", hint, is_input=True)
     if parts[4] != account:
         hint = "a launcher can pass only roles of its own account"
         return Check("role", False, f"`{role_arn}` is of account {parts[4]}, the credentials are of {account}", hint)
@@ -64,7 +68,7 @@ def _role(client: AwsClient, role_arn: str, account: str) -> Check:
 
 def _buckets(client: AwsClient, settings: JobSettings) -> Iterator[Check]:
     if not settings.output_s3_path:
-        yield Check("bucket", False, "output_s3_path is not set", "set it to s3://BUCKET/PREFIX")
+        yield Check("bucket", False, "output_s3_path is not set", "set it to s3://BUCKET/PREFIX", is_input=True)
     paths = [path for path in (settings.output_s3_path, settings.checkpoint_s3_uri) if path]
     for bucket in dict.fromkeys(path.partition("://")[2].partition("/")[0] for path in paths):
 

@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import LAUNCH as LAUNCH_NUMBER
 from atoll.context import RUN_ID, STORE, RunContext
-from atoll.errors import InvalidSpec, RunNotFound, StopFailed, Unsupported
+from atoll.errors import RunNotFound, StopFailed, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan, submit_or_stop
 from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.doctor import setup_checks
 from atoll.executors.sagemaker.errors import EXECUTOR
 from atoll.executors.sagemaker.jobs import Jobs
 from atoll.executors.sagemaker.logs import JobLog, follow_lines, no_log
-from atoll.executors.sagemaker.request import CAPABILITIES, JobSettings, job_name, training_request
+from atoll.executors.sagemaker.request import CAPABILITIES, job_name, training_request
+from atoll.executors.sagemaker.settings import Client, JobSettings, Lag, Rate, Region, Seconds, plan_hint
 from atoll.executors.sagemaker.status import is_over, replica_status
 from atoll.executors.sagemaker.submit import Submission
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
-from atoll.validation import keyword_problems
+from atoll.validation import CLOCK, check_settings, checks_settings
 
 
 class SageMakerTrainingExecutor:
@@ -36,25 +37,25 @@ class SageMakerTrainingExecutor:
 
     name: ClassVar[str] = EXECUTOR
     capabilities: ClassVar[Capabilities] = CAPABILITIES
+    settings_class: ClassVar[type] = JobSettings
 
+    @checks_settings
     def __init__(
         self,
         *,
-        region: str | None = None,
-        sagemaker_client: Any = None,
-        logs_client: Any = None,
-        timeout_s: float = 30.0,
-        patience_s: float = 60.0,
-        stop_s: float = 900.0,
-        pause_s: float = 2.0,
-        log_lag_s: float = 10.0,
-        list_calls_per_s: float = 1.8,
-        calls_per_s: float = 8.0,
-        clock: Clock = SYSTEM_CLOCK,
+        region: Region | None = None,
+        sagemaker_client: Client = None,
+        logs_client: Client = None,
+        timeout_s: Seconds = 30.0,
+        patience_s: Seconds = 60.0,
+        stop_s: Seconds = 900.0,
+        pause_s: Seconds = 2.0,
+        log_lag_s: Lag = 10.0,
+        list_calls_per_s: Rate = 1.8,
+        calls_per_s: Rate = 8.0,
+        clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
         **job: Any,
     ) -> None:
-        if problems := keyword_problems(JobSettings, job):
-            raise InvalidSpec(f"settings of executor `{self.name}`", problems)
         self._settings = JobSettings(**job)
         self._client = AwsClient(
             region=region,
@@ -70,14 +71,17 @@ class SageMakerTrainingExecutor:
 
     def with_settings(self, **changes: Any) -> SageMakerTrainingExecutor:
         """A copy of this executor with other job settings."""
+        check_settings(self.name, {"prices": self._settings.prices, **changes}, self.settings_class)
         other = copy(self)
         other._settings = replace(self._settings, **changes)
         return other
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
         request, problems, notes = training_request(context, placement, self._settings, self._client.region)
+        if problem := self._client.region_problem():
+            problems.insert(0, problem)
         if problems:
-            raise Unsupported(self.name, context.run_id, problems)
+            raise Unsupported(self.name, context.run_id, problems, hint=plan_hint(problems))
         return Plan(self.name, context.run_id, placement.replicas, request, tuple(notes))
 
     def handle(self, plan: Plan) -> RunHandle:

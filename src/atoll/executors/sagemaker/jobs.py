@@ -146,9 +146,10 @@ class Jobs:
                 **more,
             )
             found += answer.get("TrainingJobSummaries", [])
-            if not answer.get("NextToken"):
+            token = str(answer.get("NextToken") or "")
+            if not token:
                 return found
-            more = {"NextToken": pages.after(str(answer["NextToken"]))}
+            more = {"NextToken": pages.after(token)}
 
     def _call(self, verb: str, operation: str, name: str, region: str, *, tries: int | None = None) -> Job:
         what = f"{verb.partition('_')[0]} job `{name}`"

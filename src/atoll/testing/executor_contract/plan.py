@@ -155,6 +155,12 @@ class PlanClauses:
         assert not bench.running("refused")
         assert list(bench.store.list()) == [], "a refused run left something in the store"
 
+    def test_e03_a_store_that_replicas_cannot_reach_is_refused(self, bench: Bench) -> None:
+        placement = Placement(**bench.placed({"secrets": {"X": "nowhere:1"}}))
+        with pytest.raises(Unsupported) as caught:
+            bench.executor().plan(RunContext("refused", "memory://of-this-process"), placement)
+        assert "store" in caught.value.fields, f"replicas cannot see the memory of this process: {caught.value}"
+
     # E15 without the SDK
 
     def test_e15_without_the_sdk_the_error_names_the_extra(self, bench: Bench) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.context import GRACE, RunContext, rank_environment
@@ -28,10 +28,11 @@ from atoll.errors import (
     Unsupported,
     translating,
 )
-from atoll.executors.base import Capabilities, Plan, check, submit_or_stop
+from atoll.executors.base import Capabilities, Plan, check, store_problems, submit_or_stop
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.validation import CLOCK, SECONDS_ABOVE_0, TEXT, checks_settings
 
 CAPABILITIES = Capabilities(
     code=frozenset({"image", "bundle"}),
@@ -61,8 +62,14 @@ class ScriptedExecutor:
     name: ClassVar[str] = "scripted"
     capabilities: ClassVar[Capabilities] = CAPABILITIES
 
+    @checks_settings
     def __init__(
-        self, *, endpoint: str, group: bool = False, timeout_s: float = 30.0, clock: Clock = SYSTEM_CLOCK
+        self,
+        *,
+        endpoint: Annotated[str, TEXT],
+        group: bool = False,
+        timeout_s: Annotated[float, SECONDS_ABOVE_0] = 30.0,
+        clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
     ) -> None:
         self._sdk = _sdk()
         self._client = self._sdk.ScriptedClient(endpoint, timeout_s=timeout_s)
@@ -77,6 +84,9 @@ class ScriptedExecutor:
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
         problems = check(placement, CAPABILITIES)
+        problems += store_problems(
+            context.store_uri, is_mounted=True
+        )  # the containers of this cloud run on this machine
         if problems:
             raise Unsupported(self.name, context.run_id, problems)
         label = context.native_name(reserve=6)
