@@ -98,7 +98,7 @@ BITES = [
     Bite(
         "test_e10_an_interrupted_submit_leaves_nothing_running", broken.UndoesNothing, "was interrupted after create 2"
     ),
-    Bite("test_e10_what_could_not_be_stopped_is_named", broken.HidesWhatIsLeft, "nothing is left running"),
+    Bite("test_e10_what_could_not_be_stopped_is_named", broken.SwallowsRefusals, "nothing is left running"),
     Bite("test_e11_arguments_arrive_unchanged", broken.CutsLongArguments, "arrived changed: .*big"),
     Bite("test_e12_a_replica_past_its_limit_fails_with_timeout", broken.TakesATimeoutForACancel, "CANCELLED"),
     Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "still running", patience_s=3.0),
@@ -177,12 +177,12 @@ BITES = [
     ),
     Bite(
         "test_e23_two_launchers_race_and_the_report_of_each_is_true",
-        broken.StopsTheNamesItself,
+        broken.StopsTheWholeName,
         "launcher of this run failed, and its replicas are",
     ),
     Bite(
         "test_e24_ctrl_c_at_any_step_leaves_a_handle_or_nothing_or_names",
-        broken.HidesAnInterrupt,
+        broken.UndoesNothing,
         "interrupted at .* run, and nothing names them",
     ),
     Bite(
