@@ -114,14 +114,12 @@ class StoppingClauses:
     # E23 an undone launch leaves a clean name
 
     def test_e23_after_an_undo_the_same_run_id_starts_every_replica(self, bench: Bench) -> None:
-        faults = bench.need_faults(Call.CREATE)
         ordered = order(bench, "hold", 2)
+        draft = ordered.draft(bench.executor(), bench.store_uri)
         with cleared(bench, ordered.run_id):
             with bench.queue_held():
-                faults.fail(Call.CREATE, Fault.FORBIDDEN, nth=bench.creates(2))
-                with pytest.raises(BackendError):
-                    ordered.draft(bench.executor(), bench.store_uri).submit()
-                faults.heal()
+                with bench.start_broken(draft.plan, 1), pytest.raises(BackendError):
+                    draft.submit()
                 run = ordered.draft(bench.executor(), bench.store_uri).submit()
                 _assert_alive(bench, run, "an undone launch was launched again")
             assert let_go(bench, run).state is ReplicaState.SUCCEEDED
