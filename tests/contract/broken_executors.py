@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from atoll.context import GRACE, RunContext
-from atoll.errors import BackendError, RunNotFound, Unsupported
+from atoll.errors import BackendError, BackendUnavailable, RunNotFound, StopFailed, SubmitError, Unsupported
 from atoll.executors.base import Plan
 from atoll.executors.local.executor import LocalExecutor
 from atoll.handle import RunHandle
@@ -20,7 +20,7 @@ from atoll.names import native_name
 from atoll.registry import open_store
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
-from atoll.testing.scripted.executor import ScriptedExecutor, creates, task_name
+from atoll.testing.scripted.executor import ScriptedExecutor, creates, replica_status, task_name
 
 
 class Rebuilding(ScriptedExecutor):
@@ -123,8 +123,8 @@ class AcceptsAnyStore(ScriptedExecutor):
 
 
 class CountsWrong(ScriptedExecutor):
-    def submit(self, plan: Plan) -> RunHandle:
-        return replace(super().submit(plan), replicas=1)
+    def handle(self, plan: Plan) -> RunHandle:
+        return replace(super().handle(plan), replicas=1)
 
 
 class Remembers(ScriptedExecutor):
@@ -132,8 +132,8 @@ class Remembers(ScriptedExecutor):
 
     runs: ClassVar[set[str]] = set()
 
-    def submit(self, plan: Plan) -> RunHandle:
-        handle = super().submit(plan)
+    def start(self, plan: Plan) -> RunHandle:
+        handle = super().start(plan)
         self.runs.add(handle.native_id)
         return handle
 
@@ -178,9 +178,8 @@ class NeedsItToRun(ScriptedExecutor):
 
 
 class AsksAndLeaves(ScriptedExecutor):
-    def _stop_all(self, find: Any, what: str) -> None:
-        for job in find():
-            self._stop(job["name"])
+    def _wait_until_over(self, *_: Any) -> None:
+        return None
 
 
 class KillsWithoutGrace(Rebuilding):
@@ -227,6 +226,9 @@ class LabelsByFirstWord(Rebuilding):
     def body(self, body: dict[str, Any]) -> dict[str, Any]:
         return {**body, "name": f"{body['name'][:40]}-{abs(hash(str(body['environment']))) % 10**8}"}
 
+    def _names(self, handle: RunHandle) -> list[str]:
+        return [job["name"] for job in self._jobs(handle)]
+
 
 class IgnoresTheStore(Rebuilding):
     def label(self, context: RunContext) -> str:
@@ -237,20 +239,13 @@ class IgnoresTheStore(Rebuilding):
 
 
 class UndoesNothing(ScriptedExecutor):
-    def _roll_back(self, *_: Any) -> None:
-        pass
+    """Reports every failure of a start as if nothing had been created."""
 
-
-class HidesWhatIsLeft(ScriptedExecutor):
-    def _stop(self, name: str) -> None:
+    def start(self, plan: Plan) -> RunHandle:
         try:
-            super()._stop(name)
-        except BackendError:
-            pass
-
-    def _stop_all(self, find: Any, what: str) -> None:
-        for job in find():
-            self._stop(job["name"])
+            return super().start(plan)
+        except (SubmitError, KeyboardInterrupt) as exc:
+            raise BackendError("the run cannot be started") from exc
 
 
 # E11
@@ -259,14 +254,14 @@ class HidesWhatIsLeft(ScriptedExecutor):
 class CutsLongArguments(ScriptedExecutor):
     """Moves arguments to where 256 characters fit."""
 
-    def submit(self, plan: Plan) -> RunHandle:
+    def start(self, plan: Plan) -> RunHandle:
         body = plan.request["creates"][0]
         store, key = open_store(body["environment"]["ATOLL_STORE"]), RunKeys(plan.run_id).run()
         record = json.loads(bytes(store.get(key)))
         args = record["spec"]["task"]["args"]
         args |= {name: value[:256] for name, value in args.items() if isinstance(value, str)}
         store.put(key, json.dumps(record).encode())
-        return super().submit(plan)
+        return super().start(plan)
 
 
 # E12
@@ -363,33 +358,33 @@ class CutsNames(Rebuilding):
 class AsksOneByOne(ScriptedExecutor):
     def _jobs(self, handle: RunHandle) -> list[dict[str, Any]]:
         names = [task_name(handle.native_id, rank) for rank in range(handle.replicas)]
-        return [job for name in names for job in self._at_most_one(name)]
+        return [job for name in names if (job := self._described(name)) is not None]
 
 
 # E18 E19
 
 
 class StartsAnew(ScriptedExecutor):
-    """Every submit is another run."""
+    """Every start is another run."""
 
-    def submit(self, plan: Plan) -> RunHandle:
+    def start(self, plan: Plan) -> RunHandle:
         mark = uuid.uuid4().hex[:4]
         label = f"{plan.request['label'][:50]}-{mark}"
         bodies = [
             {**body, "label": label, "name": task_name(label, rank)}
             for rank, body in enumerate(plan.request["creates"])
         ]
-        return super().submit(replace(plan, request={"label": label, "creates": bodies}))
+        return super().start(replace(plan, request={"label": label, "creates": bodies}))
 
 
 class AdoptsAnything(ScriptedExecutor):
-    def _create(self, run_id: str, body: dict[str, Any]) -> bool:
+    def _create(self, run_id: str, body: dict[str, Any], made: list[str]) -> bool:
         present = self._described(body["name"])
-        return super()._create(run_id, body) if present is None else False
+        return super()._create(run_id, body, made) if present is None else False
 
 
 class TriesAgainUnderAnotherName(ScriptedExecutor):
-    def _create(self, run_id: str, body: dict[str, Any]) -> bool:
+    def _create(self, run_id: str, body: dict[str, Any], made: list[str]) -> bool:
         try:
             self._call("create", "submit", **body)
         except BackendError:
@@ -398,24 +393,115 @@ class TriesAgainUnderAnotherName(ScriptedExecutor):
 
 
 class StopsTheWholeName(ScriptedExecutor):
-    """Undoes by name, whoever made it."""
+    """Undoes a failed start by name, before anyone knows whether another launcher has finished it."""
 
-    def _roll_back(self, run_id: str, made: Any, adopted: Any, why: BaseException) -> None:
-        label = native_name(run_id, self.store_uri, reserve=6)
-        self.cancel(RunHandle(self.name, self._endpoint, label, 1))
-
-    def submit(self, plan: Plan) -> RunHandle:
-        self.store_uri = plan.request["creates"][0]["environment"]["ATOLL_STORE"]
-        return super().submit(plan)
+    def start(self, plan: Plan) -> RunHandle:
+        try:
+            return super().start(plan)
+        except BackendError:
+            self.cancel(self.handle(plan))
+            raise
 
 
 class AdoptsTheFirstForAll(ScriptedExecutor):
     """Where the first name is taken, believes that all were started."""
 
-    def submit(self, plan: Plan) -> RunHandle:
+    def start(self, plan: Plan) -> RunHandle:
         if self._described(plan.request["creates"][0]["name"]) is not None:
-            return RunHandle(self.name, self._endpoint, plan.request["label"], plan.replicas)
-        return super().submit(plan)
+            return self.handle(plan)
+        return super().start(plan)
+
+
+# E20 to E27
+
+
+class AsksTheStoreFirst(ScriptedExecutor):
+    """Reads the record of a run before it stops the run."""
+
+    records: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    def start(self, plan: Plan) -> RunHandle:
+        store = plan.request["creates"][0]["environment"]["ATOLL_STORE"]
+        self.records[plan.request["label"]] = store, plan.run_id
+        return super().start(plan)
+
+    def cancel(self, handle: RunHandle) -> None:
+        store, run_id = self.records[handle.native_id]
+        assert bytes(open_store(store).get(RunKeys(run_id).run()))
+        super().cancel(handle)
+
+
+class TrustsTheLastAnswer(ScriptedExecutor):
+    """Takes the refusal of a retry for a proof that the first try created nothing."""
+
+    def _create(self, run_id: str, body: dict[str, Any], made: list[str]) -> bool:
+        try:
+            self._call("create", "submit", **body)
+        except BackendUnavailable:
+            made.remove(body["name"])
+            self._call("create", "submit", **body)
+            made.append(body["name"])
+        return True
+
+
+class NamesTheFirst(ScriptedExecutor):
+    def cancel(self, handle: RunHandle) -> None:
+        try:
+            super().cancel(handle)
+        except StopFailed as exc:
+            raise StopFailed("run", dict([*exc.refusals.items()][:1])) from exc
+
+
+class StopsWhatIsListed(ScriptedExecutor):
+    def _names(self, handle: RunHandle) -> list[str]:
+        return [job["name"] for job in self._jobs(handle)]
+
+
+class NamesTheRunWhenItStarts(ScriptedExecutor):
+    """Has another handle before the start than after it."""
+
+    started: ClassVar[set[str]] = set()
+
+    def handle(self, plan: Plan) -> RunHandle:
+        handle = super().handle(plan)
+        return handle if handle.native_id in self.started else replace(handle, native_id=f"{handle.native_id}-soon")
+
+    def start(self, plan: Plan) -> RunHandle:
+        self.started.add(plan.request["label"])
+        return super().start(plan)
+
+
+class FinishesTheLaunchFirst(ScriptedExecutor):
+    """Starts what is missing, so that it can stop everything."""
+
+    plans: ClassVar[dict[str, Plan]] = {}
+
+    def start(self, plan: Plan) -> RunHandle:
+        self.plans[plan.request["label"]] = plan
+        return super().start(plan)
+
+    def cancel(self, handle: RunHandle) -> None:
+        super().start(self.plans[handle.native_id])
+        super().cancel(handle)
+
+
+class NumbersNoLaunch(Rebuilding):
+    def label(self, context: RunContext) -> str:
+        return native_name(context.run_id, context.store_uri, reserve=6)
+
+
+class TakesSilenceForLost(ScriptedExecutor):
+    def status(self, handle: RunHandle) -> RunStatus:
+        try:
+            return super().status(handle)
+        except BackendUnavailable as exc:
+            return RunStatus.lost(handle.replicas, exc.message)
+
+
+class BelievesTheList(ScriptedExecutor):
+    def status(self, handle: RunHandle) -> RunStatus:
+        found = {task["rank"]: (job, task) for job in self._jobs(handle) for task in job["tasks"]}
+        return RunStatus(tuple(replica_status(rank, found.get(rank)) for rank in range(handle.replicas)))
 
 
 def _each(status: RunStatus, where: ReplicaState, **change: Any) -> RunStatus:

@@ -98,7 +98,7 @@ BITES = [
     Bite(
         "test_e10_an_interrupted_submit_leaves_nothing_running", broken.UndoesNothing, "was interrupted after create 2"
     ),
-    Bite("test_e10_what_could_not_be_stopped_is_named", broken.HidesWhatIsLeft, "nothing is left running"),
+    Bite("test_e10_what_could_not_be_stopped_is_named", broken.SwallowsRefusals, "nothing is left running"),
     Bite("test_e11_arguments_arrive_unchanged", broken.CutsLongArguments, "arrived changed: .*big"),
     Bite("test_e12_a_replica_past_its_limit_fails_with_timeout", broken.TakesATimeoutForACancel, "CANCELLED"),
     Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "still running", patience_s=3.0),
@@ -148,6 +148,51 @@ BITES = [
         broken.AdoptsTheFirstForAll,
         "killed (before|after) create 1",
     ),
+    Bite("test_e20_cancel_by_handle_needs_no_store", broken.AsksTheStoreFirst, "Store|KeyNotFound"),
+    Bite("test_e20_a_run_is_stopped_though_the_store_cannot_record_it", broken.AsksTheStoreFirst, "Store|KeyNotFound"),
+    Bite(
+        "test_e21_a_replica_that_a_lost_answer_may_have_created_is_stopped",
+        broken.TrustsTheLastAnswer,
+        "something runs, and the error says",
+        (1,),
+    ),
+    Bite(
+        "test_e21_a_replica_that_a_lost_answer_may_have_created_is_named",
+        broken.NamesTheFirst,
+        "run, and the error says",
+    ),
+    Bite("test_e21_cancel_stops_replicas_that_no_list_shows", broken.StopsWhatIsListed, "after cancel returned"),
+    Bite(
+        "test_e22_the_handle_follows_from_the_plan_and_cancel_needs_no_more",
+        broken.NamesTheRunWhenItStarts,
+        "the handle changed",
+    ),
+    Bite(
+        "test_e22_cancel_of_a_half_launched_run_creates_nothing", broken.FinishesTheLaunchFirst, "submit .*scripted 403"
+    ),
+    Bite(
+        "test_e23_after_an_undo_the_same_run_id_starts_every_replica",
+        broken.NumbersNoLaunch,
+        "another request|its replicas are",
+    ),
+    Bite(
+        "test_e23_two_launchers_race_and_the_report_of_each_is_true",
+        broken.StopsTheWholeName,
+        "launcher of this run failed, and its replicas are",
+    ),
+    Bite(
+        "test_e24_ctrl_c_at_any_step_leaves_a_handle_or_nothing_or_names",
+        broken.UndoesNothing,
+        "interrupted at .* run, and nothing names them",
+    ),
+    Bite(
+        "test_e25_a_wait_keeps_its_deadline_whatever_the_service_does",
+        broken.TakesSilenceForLost,
+        "DID NOT RAISE",
+        (Fault.THROTTLED,),
+    ),
+    Bite("test_e26_a_refusal_to_stop_names_every_replica", broken.NamesTheFirst, "run, and the error says"),
+    Bite("test_e27_a_replica_that_one_list_lacks_is_not_lost", broken.BelievesTheList, "one list lacks rank 0"),
 ]
 
 

@@ -35,6 +35,7 @@ class TestScripted(ExecutorContract):
 class TestScriptedGroup(ExecutorContract):
     adapter = "atoll.testing.scripted.executor:ScriptedExecutor"
     most_steps = 6
+    most_interrupts = 3
 
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Iterator[Bench]:

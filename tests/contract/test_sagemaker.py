@@ -15,6 +15,7 @@ from services.sagemaker.server import Peer
 class TestSageMaker(ExecutorContract):
     adapter = "atoll.executors.sagemaker.executor:SageMakerTrainingExecutor"
     most_steps = 8
+    most_interrupts = 4
 
     @pytest.fixture
     def bench(self, tmp_path: Path, peer: Peer) -> Bench:

@@ -13,6 +13,7 @@ from atoll.context import RANK
 from atoll.errors import BackendError, ConfigError
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.machines import CPU_INSTANCE_TYPE, GPU_INSTANCE_TYPE, INSTANCE_TYPE, MACHINES
+from atoll.executors.sagemaker.request import job_name
 from atoll.handle import RunHandle
 from atoll.runs.run import prepare
 from atoll.serverless.facade import LEAST_S, Facade
@@ -101,8 +102,8 @@ class SageMakerExecutor(Facade):
             if note.startswith("warning: gpu="):
                 warnings.warn(note.removeprefix("warning: "), stacklevel=2)
         run = draft.submit()
-        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri}
-        jobs = [str(job["TrainingJobName"]) for job in draft.plan.request["jobs"]]
+        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri, "launch": run.launch}
+        jobs = [job_name(run.handle.native_id, rank) for rank in range(n_replicas)]
         return [
             ReplicaHandle(rank, self.backend_name, {**metadata, "training_job_name": jobs[rank]})
             for rank in range(n_replicas)

@@ -19,6 +19,7 @@ from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from urllib.request import url2pathname
 
 import pytest
 
@@ -202,6 +203,20 @@ class Bench:
         """Call `action` when the service reaches that moment."""
         raise InternalError(f"this bench has no kill point `{point}`")
 
+    def lists_late(self) -> AbstractContextManager[None]:
+        """While this is open, no list of the service shows a new replica; a lookup of its name does."""
+        pytest.skip("this backend has no list that could lack a replica")
+
+    def hide_once(self, handle: RunHandle, rank: int) -> None:
+        """Leave this replica out of the next list."""
+        pytest.skip("this backend has no list that could lack a replica")
+
+    def store_lost(self) -> AbstractContextManager[None]:
+        """While this is open, every request to the store fails. By default: a file is in place of its folder."""
+        if not self.store_uri.startswith("file://"):
+            pytest.skip("this bench cannot make its store fail")
+        return _replaced_by_a_file(Path(url2pathname(self.store_uri.removeprefix("file://"))))
+
     def need_faults(self, *calls: Call) -> Faults:
         """The faults; skips the test if the backend has no service, or the service has no such calls."""
         if self.faults is None:
@@ -209,6 +224,18 @@ class Bench:
         if missing := set(calls) - self.faults.calls:
             pytest.skip(f"this service has no call to {', '.join(sorted(missing))}")
         return self.faults
+
+
+@contextmanager
+def _replaced_by_a_file(folder: Path) -> Iterator[None]:
+    kept = folder.with_name(f"{folder.name}-kept")
+    folder.rename(kept)
+    folder.touch()
+    try:
+        yield
+    finally:
+        folder.unlink()
+        kept.rename(folder)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Uses an adapter from another, real process: to plan, to launch and be killed, or to use a handle.
 
 The suite starts `python -m atoll.testing.other_process` through `OtherProcess`; `main` reads one job and answers in
-JSON. A launch can be killed at a step: before each system call that changes something (an audit hook reports it), after
-a process was started, and before and after each call to the store and to the adapter.
+JSON. A launch can be killed or interrupted at a step: before each system call that changes something (an audit hook
+reports it), after a process was started, and before and after each call to the store and to the adapter.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from threading import Thread
 from typing import Any
 
+from atoll.errors import AtollError
 from atoll.testing.bench import Bench, Order
 
 _CHANGES = ("os.", "socket.", "subprocess.", "http.client.", "fcntl.", "shutil.", "tempfile.")
@@ -130,6 +131,20 @@ def submit_killed_at(bench: Bench, order: Order, step: str) -> bool:
     return ask(bench, "submit", order=asdict(order), threads=1, kill_at=step) is None
 
 
+@dataclass(frozen=True)
+class Interrupted:
+    """How a launch ended that got Ctrl-C: the class of its exception, and the replicas that the exception names."""
+
+    raised: str | None
+    left_running: Sequence[str] = ()
+
+
+def submit_interrupted_at(bench: Bench, order: Order, step: str) -> Interrupted:
+    """Launch in another process that gets SIGINT at that step."""
+    answer = ask(bench, "submit", order=asdict(order), threads=1, interrupt_at=step)
+    return Interrupted(answer.get("raised"), answer.get("left_running", ()))
+
+
 def spread(steps: Sequence[str], most: int) -> list[str]:
     """About `most` of the steps: two thirds while the adapter starts replicas, and there each step after an effect."""
     verb = "start" if "before executor.start #1" in steps else "submit"
@@ -151,10 +166,10 @@ def _even(numbers: Sequence[int], most: int) -> list[int]:
 
 
 class Steps:
-    """Counts the steps of a launch while armed, and kills the process at the step `kill_at`."""
+    """Counts the steps of a launch while armed, and sends a signal to this process at one of them."""
 
-    def __init__(self, kill_at: str | None) -> None:
-        self._kill_at = kill_at
+    def __init__(self, signal_at: str | None, number: signal.Signals) -> None:
+        self._signal_at, self._signal = signal_at, number
         self._is_armed = False
         self._counts: Counter[str] = Counter()
         self.seen: list[str] = []
@@ -173,9 +188,9 @@ class Steps:
             return
         self._counts[step] += 1
         numbered = f"{step} #{self._counts[step]}"
-        if numbered == self._kill_at:
+        if numbered == self._signal_at:
             self.disarm()  # the kill itself is a system call too
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._signal)
         self.seen.append(numbered)
 
     def _watch_popen(self) -> None:
@@ -269,7 +284,8 @@ def _use(job: dict[str, Any]) -> Callable[[], Any]:
 
 
 def _submit(job: dict[str, Any]) -> Callable[[], Any]:
-    steps = Steps(job.get("kill_at"))
+    is_kill = "kill_at" in job
+    steps = Steps(job.get("kill_at" if is_kill else "interrupt_at"), signal.SIGKILL if is_kill else signal.SIGINT)
     drafts = [_draft(job) for _ in range(job["threads"])]
     for draft in drafts:
         draft.store = Watched(draft.store, "store", steps)
@@ -277,7 +293,12 @@ def _submit(job: dict[str, Any]) -> Callable[[], Any]:
 
     def submit() -> dict[str, Any]:
         steps.arm()
-        handles = list(_each_in_a_thread(drafts)) if len(drafts) > 1 else [str(drafts[0].submit().handle)]
+        try:
+            handles = list(_each_in_a_thread(drafts)) if len(drafts) > 1 else [str(drafts[0].submit().handle)]
+        except (KeyboardInterrupt, AtollError) as exc:
+            if "interrupt_at" not in job:
+                raise
+            return {"raised": type(exc).__name__, "left_running": list(getattr(exc, "left_running", ()))}
         steps.disarm()
         return {"handles": handles, "steps": steps.seen}
 

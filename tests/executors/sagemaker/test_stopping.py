@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from atoll import attach, errors, launch
-from atoll.errors import BackendError, ConfigError, Conflict, StoreError, SubmitError, WaitTimeout
+from atoll import attach, launch
+from atoll.errors import BackendError, ConfigError, Conflict, StopFailed, StoreError, SubmitError, WaitTimeout
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.request import job_name
 from atoll.journal import read_handle
@@ -125,10 +125,7 @@ def test_after_a_lost_answer_nothing_can_be_asked_and_all_that_may_run_is_named(
 # F2 E21 created, and not listed or described yet
 
 
-@pytest.mark.parametrize(
-    "unseen",
-    [pytest.param(LATE, id="not listed"), pytest.param(LATER, id="not described either")],
-)
+@pytest.mark.parametrize("unseen", [LATE, LATER], ids=["not listed", "not described either"])
 def test_an_undo_stops_jobs_that_nobody_sees_yet(held, bench, start, unseen):
     held.engine.unseen_looks = unseen
     held.engine.quota = 3
@@ -138,10 +135,7 @@ def test_an_undo_stops_jobs_that_nobody_sees_yet(held, bench, start, unseen):
     assert caught.value.left_running == ()
 
 
-@pytest.mark.parametrize(
-    "unseen",
-    [pytest.param(LATE, id="not listed"), pytest.param(LATER, id="not described either")],
-)
+@pytest.mark.parametrize("unseen", [LATE, LATER], ids=["not listed", "not described either"])
 def test_cancel_stops_a_job_that_nobody_sees_yet(held, bench, start, unseen):
     run = start()
     held.engine.hide("-00002", **unseen)
@@ -159,14 +153,7 @@ def test_a_stop_that_the_lists_show_late_is_waited_for(held, bench, start):
 # F3 F6 E23 an undone launch leaves a clean name
 
 
-@pytest.mark.parametrize(
-    "unseen",
-    [
-        pytest.param({}, id="listed"),
-        pytest.param(LATE, id="not listed"),
-        pytest.param(LATER, id="not described either"),
-    ],
-)
+@pytest.mark.parametrize("unseen", [{}, LATE, LATER], ids=["listed", "not listed", "not described either"])
 def test_launching_again_after_an_undo_starts_every_replica(held, bench, start, unseen):
     held.engine.unseen_looks = unseen
     held.engine.quota = 3
@@ -178,7 +165,7 @@ def test_launching_again_after_an_undo_starts_every_replica(held, bench, start, 
     assert {replica.state for replica in run.status().replicas} == {ReplicaState.PENDING}
 
 
-@pytest.mark.parametrize("nth", [1, 3, pytest.param(4)])
+@pytest.mark.parametrize("nth", [1, 3, 4])
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_launching_again_after_ctrl_c_starts_every_replica(held, bench, start, nth, after_effect):
     held.faults.interrupt(Call.CREATE, nth=nth, after_effect=after_effect)
@@ -309,11 +296,7 @@ def test_cancel_of_a_half_launched_run_stops_what_is_not_listed(held, bench, hal
 
 @pytest.mark.parametrize(
     ("verb", "after_effect"),
-    [
-        pytest.param("create", False),
-        *itertools.product(["put", "get", "list"], [False]),
-        *itertools.product(["create", "put"], [True]),
-    ],
+    [*itertools.product(["create", "put", "get", "list"], [False]), *itertools.product(["create", "put"], [True])],
 )
 def test_ctrl_c_at_any_request_to_the_store_leaves_nothing_unnamed(held, bench, verb, after_effect):
     """While `handle.json` is written, and at every other request of a launch."""
@@ -401,9 +384,8 @@ def test_two_launchers_and_the_first_is_refused_while_the_second_starts(held, be
 def test_a_refusal_names_every_job_that_could_not_be_stopped(held, start):
     run = start()
     held.faults.refuse(Call.STOP, *REFUSALS["denied"])
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(StopFailed) as caught:
         run.cancel()
-    assert isinstance(caught.value, errors.StopFailed)  # type: ignore[attr-defined]
     assert list(caught.value.left_running) == going(held) == names_of(run)
 
 
@@ -446,8 +428,8 @@ def command(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param({"cpu_instance_type": "ml.m5.xlrage"}),
-        pytest.param({"volume_size_gb": "big"}),
+        {"cpu_instance_type": "ml.m5.xlrage"},
+        {"volume_size_gb": "big"},
         {"volume_size_gb": -1},
         {"image_uri": ""},
     ],
@@ -503,33 +485,65 @@ def replaced_by_a_file(bench: Bench) -> None:
     Path(bench.store_uri.removeprefix("file://")).touch()
 
 
-@pytest.mark.parametrize("lose", [deleted, replaced_by_a_file])
+LOSSES = pytest.mark.parametrize("lose", [deleted, replaced_by_a_file])
+
+
+@LOSSES
 @pytest.mark.parametrize("by", ["run", "handle", "id"])
 def test_cancel_stops_the_replicas_of_a_run_whose_store_is_gone(held, bench, start, lose, by):
     run = start()
     lose(bench)
     if by != "run":
         run = attach(str(run.handle) if by == "handle" else "exp", settings=bench.settings)
-    run.cancel()
+    stopped = run.cancel()
     assert going(held) == []
+    assert stopped.record_error is not None
 
 
 def test_cancel_stops_the_replicas_before_it_records_that(held, bench, start):
     run = start()
     store = FaultyStore(run.store)
     store.fail("*", times=None)
-    Run(run.spec, run.executor, store, run.handle).cancel()
+    stopped = Run(run.spec, run.executor, store, run.handle).cancel()
     assert going(held) == []
+    assert isinstance(stopped.record_error, StoreError)
+    assert stopped.warning
 
 
-@pytest.mark.parametrize("lose", [deleted, replaced_by_a_file])
-def test_the_command_line_says_that_the_stop_is_not_recorded(held, bench, start, lose, command):
-    start()
+@LOSSES
+@pytest.mark.parametrize("by", ["handle", "id"])
+def test_the_command_line_stops_a_run_whose_store_is_gone_and_says_what_is_not_recorded(
+    held, bench, start, command, lose, by
+):
+    run = start()
+    name = str(run.handle) if by == "handle" else run.id
     lose(bench)
-    code, text, _ = command("cancel", "exp")
-    assert going(held) == []
+    code, text, _ = command("cancel", name)
+    assert (code, going(held)) == (0, [])
     assert "record" in text
-    assert code in (0, StoreError.exit_code)
+    code, _, data = command("cancel", name, "--json")
+    assert (code, data["data"]["runs"][0]["was_over"]) == (0, True)
+
+
+def test_the_replica_protocol_stops_a_run_whose_store_is_gone(held, bench):
+    facade = SageMakerExecutor.over(SageMakerTrainingExecutor(**bench.settings))
+    asked = {"rendezvous_uri": bench.store_uri, "trainer_module": JOBS, "trainer_fn": "hold"}
+    handles = facade.launch_replicas(N, "", asked)
+    deleted(bench)
+    facade.cancel(handles[0])
+    assert going(held) == []
+
+
+def test_a_second_launch_has_its_own_job_names_in_the_replica_protocol(held, bench):
+    facade = SageMakerExecutor.over(SageMakerTrainingExecutor(**bench.settings), run_id="exp")
+    asked = {"rendezvous_uri": bench.store_uri, "trainer_module": JOBS, "trainer_fn": "hold"}
+    held.engine.quota = 3
+    with pytest.raises(SubmitError):
+        facade.launch_replicas(N, "", asked)
+    held.engine.quota = None
+    handles = facade.launch_replicas(N, "", asked)
+    assert [handle.metadata["training_job_name"] for handle in handles] == going(held)
+    assert {handle.metadata["launch"] for handle in handles} == {2}
 
 
 # E27 one missing reading ends nothing

@@ -12,6 +12,7 @@ from typing import Any
 
 from atoll.context import RANK, RUN_ID, STORE
 from atoll.executors.base import Plan
+from atoll.executors.sagemaker.request import job_name
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
 from atoll.testing.bench import Bench, Call, Fault
@@ -85,6 +86,17 @@ class SageMakerBench(Bench):
             yield
         finally:
             self.peer.faults.heal()
+
+    @contextmanager
+    def lists_late(self) -> Iterator[None]:
+        self.peer.engine.unseen_looks = {"ListTrainingJobs": 10**6}
+        try:
+            yield
+        finally:
+            self.peer.engine.unseen_looks = {}
+
+    def hide_once(self, handle: RunHandle, rank: int) -> None:
+        self.peer.engine.hide(job_name(handle.native_id, rank), ListTrainingJobs=1)
 
     def calls(self) -> int:
         return sum(count for (service, _), count in self.peer.calls.items() if service in ("sagemaker", "logs"))

@@ -7,7 +7,7 @@
         def bench(self, tmp_path):
             return SlurmBench(self.adapter, f"file://{tmp_path}/store", {"partition": "test"})
 
-Each clause E1-E19 (see `atoll.executors.base.Executor`) is one or more methods named for its number that take the bench
+Each clause E1-E27 (see `atoll.executors.base.Executor`) is one or more methods named for its number that take the bench
 as an argument, so they can also be called directly. They launch real replicas and count them. A test that needs a hook
 which the bench does not have is skipped, and the skip says why.
 
@@ -30,6 +30,14 @@ which the bench does not have is skipped, and the skip says why.
     E17  a group backend answers `status` in O(1) calls, whatever N.
     E18  a lost create answer, or two launchers at once, give exactly N replicas.
     E19  a submit killed at any point is finished or undone by the next launcher with the same run id.
+    E20  `cancel` works without the store: it stops first and records afterwards.
+    E21  a replica that may exist is stopped by its name, or named in `left_running`.
+    E22  `cancel` never creates: the handle follows from the plan, and the names of the replicas from the handle.
+    E23  after an undo the same run id starts N replicas; when two launchers race, the report of each is true.
+    E24  an interrupted launcher leaves a handle, or nothing, or names what runs.
+    E25  a wait ends at its deadline, whatever the service does.
+    E26  a refusal to stop names every replica that it concerns.
+    E27  one list without a replica does not make it LOST.
 """
 
 from __future__ import annotations
@@ -43,14 +51,15 @@ from atoll.testing.bench import Bench
 from atoll.testing.executor_contract.life import LifeClauses
 from atoll.testing.executor_contract.plan import PlanClauses
 from atoll.testing.executor_contract.reach import ReachClauses
+from atoll.testing.executor_contract.stopping import StoppingClauses
 from atoll.testing.executor_contract.twins import TwinClauses
 from atoll.testing.executor_contract.wire import WireClauses
 
-CLAUSES = range(1, 20)
+CLAUSES = range(1, 28)
 
 
-class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, TwinClauses):
-    """Clauses E1-E19. Subclasses define `adapter` and the fixture `bench`, which closes what it opened."""
+class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, TwinClauses, StoppingClauses):
+    """Clauses E1-E27. Subclasses define `adapter` and the fixture `bench`, which closes what it opened."""
 
     adapter: ClassVar[str]
     """`module:Class`, as in the registry."""

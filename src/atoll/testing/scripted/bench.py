@@ -12,8 +12,11 @@ from pathlib import Path
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
 from atoll.testing.bench import Bench, Call
+from atoll.testing.scripted.executor import task_name
 from atoll.testing.scripted.service import ScriptedService
 from atoll.testing.scripted.wire import ScriptedServer
+
+NEVER = 10**6
 
 
 @dataclass
@@ -60,6 +63,18 @@ class ScriptedBench(Bench):
             yield
         finally:
             self.service.admits.set()
+
+    @contextmanager
+    def lists_late(self) -> Iterator[None]:
+        self.service.unseen_lists = NEVER
+        try:
+            yield
+        finally:
+            self.service.unseen_lists = 0
+
+    def hide_once(self, handle: RunHandle, rank: int) -> None:
+        name = handle.native_id if self.settings["group"] else task_name(handle.native_id, rank)
+        self.service.hide(name, lists=1)
 
     def creates(self, replicas: int) -> int:
         return 1 if self.settings["group"] else replicas

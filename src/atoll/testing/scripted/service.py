@@ -69,6 +69,8 @@ class _Job:
     token: str
     label: str
     tasks: list[Task] = field(default_factory=list)
+    unseen_lists: int = 0
+    """How many more lists do not show this job."""
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "token": self.token, "tasks": [task.describe() for task in self.tasks]}
@@ -85,6 +87,8 @@ class ScriptedService:
         self.admits = Event()
         """While clear, tasks stay in the queue."""
         self.admits.set()
+        self.unseen_lists = 0
+        """How many lists do not show a new job."""
         self._jobs: dict[str, _Job] = {}
         self._rules: list[_Rule] = []
         self._lock = Lock()
@@ -116,7 +120,7 @@ class ScriptedService:
         with self._lock:
             if body["name"] in self._jobs:
                 raise Refusal(409, f"a job named `{body['name']}` already exists")
-            job = _Job(body["name"], body["token"], body["label"])
+            job = _Job(body["name"], body["token"], body["label"], unseen_lists=self.unseen_lists)
             secrets = {name: self.vault[where] for name, where in body["secrets"].items()}
             folder = Path(self._folder.name) / job.name
             for each in body["tasks"]:
@@ -134,7 +138,10 @@ class ScriptedService:
 
     def _list(self, body: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
-            names = sorted(name for name, job in self._jobs.items() if job.label == body["label"])
+            jobs = {name: job for name, job in self._jobs.items() if job.label == body["label"]}
+            names = sorted(name for name, job in jobs.items() if job.unseen_lists <= 0)
+            for job in jobs.values():
+                job.unseen_lists -= 1
         start = int(body.get("page") or 0)
         page = [self._jobs[name].describe() for name in names[start : start + PAGE] if name in self._jobs]
         return {"jobs": page, "next": start + PAGE if start + PAGE < len(names) else None}
@@ -190,6 +197,11 @@ class ScriptedService:
         """Delete all jobs with this label."""
         with self._lock:
             self._jobs = {name: job for name, job in self._jobs.items() if job.label != label}
+
+    def hide(self, name: str, *, lists: int) -> None:
+        """Leave this job out of the next lists."""
+        with self._lock:
+            self._jobs[name].unseen_lists = lists
 
     def unfinished(self, run_id: str, store_uri: str) -> list[str]:
         """Names of the jobs of a run that are not over."""
