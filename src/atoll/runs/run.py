@@ -26,7 +26,7 @@ from atoll.runs import entry_check, index
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
 from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
-from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus
+from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus, with_progress
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
 
@@ -227,7 +227,7 @@ class Run:
         if not progress:
             return status
         beats = self._stored.progress(len(status.replicas))
-        return status.with_replicas(replace(r, progress=beats.get(r.rank, r.progress)) for r in status.replicas)
+        return status.with_replicas(with_progress(r, beats.get(r.rank)) for r in status.replicas)
 
     def wait(
         self,

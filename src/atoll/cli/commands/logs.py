@@ -22,6 +22,7 @@ from atoll.cli.runs import find_run
 from atoll.errors import AtollError, ConfigError
 from atoll.runs.run import Run
 from atoll.status import ReplicaStatus
+from atoll.terminal_text import shown_line
 
 log = logging.getLogger("atoll.cli")
 _TAIL = 100
@@ -104,7 +105,7 @@ class _Selection:
         tail = self._tail if pattern is None or follow else None
         found: Iterable[str] = run.logs(rank, tail=tail, follow=follow, since=self._since, attempt=self._attempt)
         if pattern is not None:
-            found = (line for line in found if pattern.search(line))
+            found = (line for line in found if pattern.search(shown_line(line)))
             if self._tail is not None and not follow:
                 found = deque(found, maxlen=self._tail)
         yield from found
@@ -133,7 +134,7 @@ def _replicas(run: Run, chosen: Iterable[int]) -> list[ReplicaStatus]:
 def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, is_stream: bool) -> Counter[int]:
     """Print the lines and return their number for each rank. Only a stream is flushed after each line.
 
-    Lines are written as bytes, so that output which is not valid text cannot fail.
+    Lines are written as bytes, so that output which is not valid text cannot fail. Only a terminal gets their colours.
     """
     counts: Counter[int] = Counter()
     width, colour = len(str(chosen[-1])), out.has_colour()
@@ -143,9 +144,9 @@ def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, 
     for rank, line in lines:
         counts[rank] += 1
         if out.is_json:
-            out.event("line", {"rank": rank, "line": line})
+            out.event("line", {"rank": rank, "line": shown_line(line)})
             continue
-        sys.stdout.buffer.write(encoded(f"{prefixes[rank]}{line}\n"))
+        sys.stdout.buffer.write(encoded(f"{prefixes[rank]}{shown_line(line, colour=colour)}\n"))
         if is_stream:
             sys.stdout.buffer.flush()
     sys.stdout.flush()

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from atoll import disk
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline
 from atoll.context import RESERVED, RunContext, home
 from atoll.errors import BackendError, Conflict, InvalidSpec, RunNotFound, SubmitError, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.local import gpus
 from atoll.executors.local.logs import follow_lines, last_lines, lines
-from atoll.executors.local.request import CAPABILITIES, local_request, local_status
+from atoll.executors.local.request import CAPABILITIES, local_request, local_status, with_problem
 from atoll.handle import RunHandle
 from atoll.replica import processes
 from atoll.replica.spool import Spool, read_json
@@ -93,7 +94,7 @@ class LocalExecutor:
             deadline = Deadline(_EXIT_S, self._clock)
             while spool.supervisor_pid() is not None and not deadline.is_past:
                 self._clock.sleep(0.001)
-        return status
+        return with_problem(status, disk.problem_of(spool.root))
 
     def cancel(self, handle: RunHandle) -> None:
         spool = self._spool(handle)
