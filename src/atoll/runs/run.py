@@ -25,7 +25,7 @@ from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check, index
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
-from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
+from atoll.spec import Code, Entry, RunSpec, Task, is_loading, own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, RunStatus, with_progress
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
@@ -84,10 +84,12 @@ def prepare(
             "a run was launched while a replica was loading your code, so each replica would launch another run",
             hint="put the launch under `if __name__ == '__main__':`",
         )
-    if is_own_script(entry):
+    if (script := own_script(entry)) is not None:
+        name = os.path.basename(script)
         raise ConfigError(
-            f"a replica that runs `{entry}` launches `{entry}`, so each replica would launch another run",
-            hint="launch a function of it: `script.py:function`",
+            f"a replica runs `{name}`, and this script launches itself, so each replica would launch another run",
+            hint=f"start it with `python {name}`, or run its function: `atoll run {name}:FUNCTION`",
+            reason="launches_itself",
         )
     problems, uri = Problems(), store or default_store()
     executor = problems.trying(lambda: registry.executor(on, **(settings or {}))) if isinstance(on, str) else on
@@ -121,9 +123,8 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
     if handle is not None and (run_id is None or where is None):
         run_id, where = _origin(handle, where, settings or {})
     if run_id is None or where is None:
-        raise RunNotFound(
-            f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
-        )
+        hint = "give its store: `attach(run, store=…)`, or `--store URI` on the command line"
+        raise RunNotFound(f"no run `{run}` in the local index", hint=hint)
     opened = registry.open_store(where)
     record = journal.read_run(opened, run_id)
     found = handle or journal.read_handle(opened, run_id)
