@@ -72,6 +72,8 @@ class Progress:
     """How long the remaining rounds will take at the pace of the last ones, counted from `beat_at`."""
     phase: str | None = None
     """`loading` until the entry point is called, then `running`; None if the replica does not run."""
+    is_line_open: bool = False
+    """Whether the replica has not ended `last_line` yet, such as a progress bar that it redraws."""
     problem: str = ""
     """Why the replica's logs or results cannot be written at the moment, such as `disk full: /scratch`."""
 

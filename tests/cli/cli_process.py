@@ -63,6 +63,13 @@ def raw(ctx):
     sys.stdout.buffer.write(b"\\x1b]0;title\\x07 10%|#\\r\\x1b[A\\x1b[32m100%|##\\n")
     sys.stdout.flush()
 
+def bar(ctx, *, gate):
+    print("begin", flush=True)
+    print(" 10%|#", end="\\r 50%|##", flush=True)
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+    print("\\r100%|###", flush=True)
+
 def many(ctx, *, lines):
     for n in range(lines):
         print("line", n)

@@ -202,6 +202,19 @@ def test_logs_are_shown_as_a_terminal_shows_them_and_kept_as_they_were_printed(c
     assert log.read_bytes().endswith(b"\x1b]0;title\x07 10%|#\r\x1b[A\x1b[32m100%|##\n")
 
 
+def test_a_progress_bar_is_followed_on_a_terminal_before_its_line_ends(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:bar", "--arg", f"gate={gate}")
+    with terminal(cli, "logs", run, "-f") as screen:
+        assert "begin" in screen.until("50%|##")
+        gate.touch()
+        screen.until("100%|###")
+        assert screen.end() == 0
+        assert [screen.plain.count(state) for state in ("10%|#", "50%|##", "100%|###")] == [0, 1, 1]
+    assert cli("logs", run, "-f").stdout == "begin\n100%|###\n"
+    assert cli("wait", run).code == 0
+
+
 def test_result_is_one_line_of_json_per_rank(finished):
     done = finished.cli("result", finished.ok)
     assert done.code == 0

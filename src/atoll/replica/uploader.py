@@ -341,7 +341,7 @@ class AttemptUpload:
             "attempt": self._number,
             "round_no": progress.get("round_no"),
             "metrics": progress.get("metrics", {}),
-            "last_line": self._last_line(),
+            **self._last_line(),
             "phase": CALLED if self._attempt.called.exists() else LOADING,
             **{name: progress[name] for name in _PACE if name in progress},
             **({"problem": problem} if problem else {}),
@@ -380,8 +380,10 @@ class AttemptUpload:
             file.seek(start)
             return file.read(length)
 
-    def _last_line(self) -> str:
+    def _last_line(self) -> dict[str, Any]:
+        """The last line with text as a terminal shows it, and whether it has no line end yet."""
         size = self._size()
         tail = self._read(max(0, size - _LAST_LINE_BYTES), _LAST_LINE_BYTES) if size else b""
-        shown = (shown_line(line).strip() for line in reversed(tail.decode("utf-8", "replace").split("\n")))
-        return next(filter(None, shown), "").replace("\t", " ")[:200]
+        lines = [shown_line(line).strip() for line in tail.decode("utf-8", "replace").split("\n")]
+        last = next(filter(None, reversed(lines)), "")
+        return {"last_line": last.replace("\t", " ")[:200], **({"is_line_open": True} if lines[-1] else {})}

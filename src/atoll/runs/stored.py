@@ -67,6 +67,7 @@ class StoredRun:
             rounds_total=None if total is None else int(total),
             eta_s=_eta_s(beat),
             phase=beat.get("phase"),
+            is_line_open=bool(beat.get("is_line_open")),
             problem=str(beat.get("problem", "")),
         )
 

@@ -31,7 +31,8 @@ def test_a_heartbeat_of_an_earlier_version_is_read():
 def test_the_time_left_is_counted_from_the_last_heartbeat():
     found = progress_of({**OLD, **PACE, "phase": "running", "problem": "disk full: /x"})
     assert (found.rounds_total, found.eta_s) == (40, 34 * 20.0 - 10.0)
-    assert (found.phase, found.problem) == ("running", "disk full: /x")
+    assert (found.phase, found.problem, found.is_line_open) == ("running", "disk full: /x", False)
+    assert progress_of({**OLD, "is_line_open": True}).is_line_open
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import logging
 import re
 import shlex
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ import click
 from atoll.cli.app import command
 from atoll.cli.background import merged
 from atoll.cli.launch_options import duration, ranks, run_argument, store_option
-from atoll.cli.output import Output, encoded, styled
+from atoll.cli.output import Output, encoded, one_line, styled
 from atoll.cli.render import ending_lines, endings_json, no_output_text
 from atoll.cli.runs import find_run
 from atoll.errors import AtollError, ConfigError
@@ -27,6 +28,7 @@ from atoll.terminal_text import shown_line
 log = logging.getLogger("atoll.cli")
 _TAIL = 100
 _MOST_FOLLOWED = 64
+_BARS_EVERY_S = 3.0
 _COLOURS = ("busy", "good", "warn", "lost")
 
 
@@ -64,7 +66,11 @@ def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: s
             hint=f"choose some of them: `--rank 0-{_MOST_FOLLOWED - 1}`",
         )
     if follow:
-        lines = merged({k: selection.lines(found, k, follow=True) for k in chosen})
+        lines = _followed(
+            found,
+            {k: selection.lines(found, k, follow=True) for k in chosen},
+            bars=out.is_screen and not selection.is_filtered,
+        )
     else:
         lines = ((k, line) for k in chosen for line in selection.lines(found, k))
     counts = _print(out, lines, chosen, is_stream=follow)
@@ -77,6 +83,46 @@ def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: s
     )
     for note in filter(None, notes):
         out.say(note)
+
+
+def _followed(run: Run, streams: dict[int, Iterator[str]], *, bars: bool) -> Iterator[tuple[int, str]]:
+    """The lines of all ranks as they come; with `bars`, every few seconds also the lines that have not ended yet."""
+    ended = threading.Event()
+    left = set(streams)
+
+    def until_end(rank: int) -> Iterator[tuple[int, str]]:
+        for line in streams[rank]:
+            yield rank, line
+        left.discard(rank)
+        if not left:
+            ended.set()
+
+    sources = {str(rank): until_end(rank) for rank in streams}
+    if bars:
+        sources["bars"] = _open_lines(run, left, ended)
+    shown: dict[int, str] = {}
+    for source, (rank, line) in merged(sources):
+        # A bar that was shown with the same text does not appear again when its line ends.
+        if shown.pop(rank, None) != one_line(line) or source == "bars":
+            yield rank, line
+        if source == "bars":
+            shown[rank] = one_line(line)
+
+
+def _open_lines(run: Run, ranks: Collection[int], ended: threading.Event) -> Iterator[tuple[int, str]]:
+    """The last lines of the heartbeats, such as progress bars, when they have changed and have no line end yet."""
+    shown: dict[int, str] = {}
+    while not ended.wait(_BARS_EVERY_S):
+        try:
+            replicas = run.status().replicas
+        except AtollError as exc:
+            log.debug("run %s: cannot read the heartbeats: %s", run.id, exc.message)
+            continue
+        for rank in sorted(ranks):
+            progress = replicas[rank].progress
+            if progress.is_line_open and shown.get(rank) != progress.last_line:
+                shown[rank] = progress.last_line
+                yield rank, progress.last_line
 
 
 class _Selection:
