@@ -136,7 +136,7 @@ class ReplicaContext:
         `round_no` is the number of finished rounds. With `rounds_total`, the views also show how long the remaining
         rounds will take.
         """
-        done, total = _count("round_no", round_no, INDEX), _count("rounds_total", rounds_total, COUNT)
+        done, total = _count("round_no", round_no, INDEX), number_of_rounds(rounds_total)
         record: dict[str, Any] = {"round_no": done, "metrics": numbers(metrics)}
         if done is not None and total is not None:
             record |= {"rounds_total": total, **self._pace.note(done)}
@@ -190,6 +190,11 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     if problems:
         raise InvalidSpec("log", problems)
     return found
+
+
+def number_of_rounds(given: Any) -> int | None:
+    """The argument `rounds_total` of `log`; `InvalidSpec` if it is not a whole number from 1."""
+    return _count("rounds_total", given, COUNT)
 
 
 def _count(name: str, given: Any, kind: Kind) -> int | None:

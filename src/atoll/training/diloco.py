@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from atoll import validation
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.context import ReplicaContext, current, numbers
+from atoll.context import ReplicaContext, current, number_of_rounds, numbers
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.rounds.client import RoundClient
 from atoll.rounds.context import Tuning
@@ -458,11 +458,12 @@ class Progress:
         self._report(round_no)
 
     def note(self, round_no: int, metrics: dict[str, float]) -> None:
-        """Set new values; other metrics keep theirs."""
-        if reserved := sorted({"round_no", "rounds_total"} & metrics.keys()):
-            rule = "this name is reserved; every report has the rounds already"
-            raise InvalidSpec("log", [f"{name}: {rule}" for name in reserved])
-        self.metrics.update(numbers(metrics))
+        """Set new values; other metrics keep theirs. `rounds_total` is no metric but the number of rounds."""
+        if "round_no" in metrics:
+            raise InvalidSpec("log", ["round_no: this name is reserved; every report has the round already"])
+        given = dict(metrics)
+        self._rounds_total = number_of_rounds(given.pop("rounds_total", None)) or self._rounds_total
+        self.metrics.update(numbers(given))
         if self._clock.monotonic() - self._reported_at >= _REPORT_EVERY_S:
             self._report(round_no)
 
