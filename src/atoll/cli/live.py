@@ -272,9 +272,10 @@ def _lines_below(
     """The lines below the table: the outage while there is one, otherwise full disks and what the round waits for."""
     if outage:
         return list(Text(outage, style="red").wrap(console, console.width))
-    problems = list(Text(problems_text(status), style="red").wrap(console, console.width))
+    problems = problems_text(status)
+    above = list(Text(problems, style="red").wrap(console, console.width)) if problems else []
     restarts = could_restart(run.spec, run.executor)
-    return [*problems, *waiting_lines(run.id, status, waiting, now, console, could_restart=restarts)]
+    return [*above, *waiting_lines(run.id, status, waiting, now, console, could_restart=restarts)]
 
 
 def waiting_lines(
