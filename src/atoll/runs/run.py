@@ -39,8 +39,8 @@ from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
-from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, is_own_script
-from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, own_script
+from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus, with_progress
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
 from atoll.validation import shown
@@ -106,10 +106,12 @@ def prepare(
             "a run was launched while a replica was loading your code, so each replica would launch another run",
             hint="put the launch under `if __name__ == '__main__':`",
         )
-    if is_own_script(entry):
+    if (script := own_script(entry)) is not None:
+        name = os.path.basename(script)
         raise ConfigError(
-            f"a replica that runs `{entry}` launches `{entry}`, so each replica would launch another run",
-            hint="launch a function of it: `script.py:function`",
+            f"a replica runs `{name}`, and this script launches itself, so each replica would launch another run",
+            hint=f"start it with `python {name}`, or run its function: `atoll run {name}:FUNCTION`",
+            reason="launches_itself",
         )
     problems, uri = Problems(), store or default_store()
     executor = problems.trying(lambda: executor_for(on, settings))
@@ -166,7 +168,8 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
     try:
         if run_id is None or where is None:
             raise RunNotFound(
-                f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
+                f"no run `{run}` in the local index",
+                hint="give its store: `attach(run, store=…)`, or `--store URI` on the command line",
             )
         read = partial(_read_run, where, run_id, handle, settings)
         return read() if known_handle is None else answer_within(_RECORD_TIMEOUT_S, read)
@@ -312,7 +315,7 @@ class Run:
         if not progress:
             return status
         beats = self._stored.progress(len(status.replicas))
-        return status.with_replicas(replace(r, progress=beats.get(r.rank, r.progress)) for r in status.replicas)
+        return status.with_replicas(with_progress(r, beats.get(r.rank)) for r in status.replicas)
 
     def wait(
         self,
