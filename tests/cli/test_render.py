@@ -332,7 +332,7 @@ def test_only_the_first_interrupt_is_held_until_the_work_is_done(interrupts, is_
     done = []
 
     def work() -> None:
-        with deferred_interrupt():
+        with deferred_interrupt("later"):
             for _ in range(interrupts):
                 os.kill(os.getpid(), signal.SIGINT)
             done.append("work")

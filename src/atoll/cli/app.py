@@ -153,8 +153,10 @@ class Interrupted(AtollError):
 
     exit_code = 130
 
-    def __init__(self, hint: str | None = None, *, quiet: bool = False) -> None:
-        super().__init__("interrupted; runs continue without this command", hint=hint)
+    def __init__(
+        self, hint: str | None = None, *, message: str = "runs continue without this command", quiet: bool = False
+    ) -> None:
+        super().__init__(f"interrupted; {message}", hint=hint)
         self.is_quiet = quiet
         """Whether the command has printed its message already."""
 

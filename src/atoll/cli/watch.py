@@ -7,6 +7,7 @@ that does not answer, and the hints say how to continue after an error. An outag
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import time
@@ -156,14 +157,15 @@ class OutageReporter:
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Delay the first Ctrl-C until the block is done; a second one interrupts the block."""
+def deferred_interrupt(notice: str) -> Iterator[None]:
+    """Delay the first Ctrl-C until the block is done, and print the notice; a second one interrupts the block."""
     received: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
+        os.write(2, f"\n{notice}\n".encode())  # not through Python's streams, which the handler may have interrupted
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
