@@ -95,7 +95,7 @@ def test_what_the_page_says_to_import_is_there() -> None:
     [
         ("replicas: int = 1,\n    on", "replicas: int = 2,\n    on", "replicas"),
         ("*,\n    replicas: int = 1,", "replicas: int = 1,", "replicas"),
-        ("def cancel(self) -> None: ...\n    def result", "def result", "cancel"),
+        ("def cancel(self) -> Stopped: ...\n    def result", "def result", "cancel"),
         ("grace_s: float = 10.0", "grace_s: int = 10.0", "grace_s"),
         ('LOST = "lost"\n    @', 'LOST = "gone"\n    @', "LOST"),
         ("    outlook: Outlook | None = None\n", "", "outlook"),

@@ -22,7 +22,7 @@ AtollError
 │   ├── StoreRefused           credentials or permissions
 │   └── StoreUnavailable       no answer, throttled or broken; trying again may work
 ├── RoundError [5]             replicas could not agree on a round
-│   ├── QuorumLost             too few updates before the deadline
+│   ├── QuorumLost             too few updates before the deadline, or a rank that the round needs is dead
 │   │   └── RanksMissing       not every rank contributed to a mean by name (also a TimeoutError)
 │   ├── PartsDiffer            ranks gave tensors that cannot be combined
 │   ├── CorruptUpdate          an object failed a check; names the rank and the check
@@ -270,7 +270,8 @@ class RoundError(AtollError):
 class QuorumLost(RoundError):
     """Too few updates arrived before the deadline. `missing` names the ranks.
 
-    `timed_out` is False if the round gave up before the deadline, because no more updates could arrive.
+    `timed_out` is False if the round gave up before the deadline, because no more updates could arrive. If it gave up
+    because ranks that it needs are dead, `dead` names them, and `reason` is `dead`.
     """
 
     def __init__(
@@ -280,10 +281,11 @@ class QuorumLost(RoundError):
         round_no: int,
         missing: Sequence[int] = (),
         timed_out: bool = True,
+        dead: Sequence[int] = (),
         hint: str | None = None,
     ) -> None:
-        self.missing, self.timed_out = tuple(missing), timed_out
-        super().__init__(message, round_no=round_no, hint=hint)
+        self.missing, self.timed_out, self.dead = tuple(missing), timed_out, tuple(dead)
+        super().__init__(message, round_no=round_no, reason="dead" if dead else "", hint=hint)
 
 
 class CorruptUpdate(RoundError):

@@ -22,6 +22,9 @@ from atoll.errors import InvalidSpec, UnknownName, did_you_mean
 from atoll.names import new_run_id, run_id_problem
 
 DAY_S = 86_400.0
+ON_DEAD = ("fail", "wait")
+"""What the replicas of a run do when a round needs a rank that is dead."""
+ON_DEAD_AFTER_S = 300.0
 KNOWN = [
     "any",
     "A10",
@@ -51,7 +54,9 @@ KNOWN = [
     "T4",
     "V100",
 ]
-_LAUNCH_TAKES = ("on", "store", "args", "argv", "run_id", "workspace", "settings")
+_LAUNCH_TAKES = ("on", "store", "args", "argv", "run_id", "workspace", "settings", "on_dead", "on_dead_after_s")
+_NEWER = ("on_dead", "on_dead_after_s")
+"""Fields of a task that the records of older runs do not have."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_LIKE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)\Z", re.I)
 _SECRET_REF = re.compile(r"[a-z][a-z0-9_-]*:.+\Z", re.S)
@@ -92,6 +97,10 @@ class Task:
     argv: Sequence[str] = ()
     """`sys.argv[1:]` of a script; a function has `args` instead."""
     code: Code = Code("image")
+    on_dead: str = "fail"
+    """`fail`: replicas end with `QuorumLost` when a round needs a rank that has been dead for `on_dead_after_s`.
+    `wait`: they wait for it until the deadline of the round."""
+    on_dead_after_s: float = ON_DEAD_AFTER_S
 
     def __post_init__(self) -> None:
         problems = list(_task_problems(self))
@@ -99,11 +108,14 @@ class Task:
             raise InvalidSpec("task", problems)
 
     def to_json(self) -> dict[str, Any]:
-        return dict(asdict(self), args=dict(self.args), argv=list(self.argv))
+        """The task as JSON. Newer fields are left out if they have their default, so that older runs compare equal."""
+        record = dict(asdict(self), args=dict(self.args), argv=list(self.argv))
+        return {name: value for name, value in record.items() if name not in _NEWER or value != getattr(Task, name)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
-        return cls(data["entry"], data["args"], tuple(data["argv"]), Code(**data["code"]))
+        newer = {name: data[name] for name in _NEWER if name in data}
+        return cls(data["entry"], data["args"], tuple(data["argv"]), Code(**data["code"]), **newer)
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,8 @@ class RunSpec:
         args: Mapping[str, Any] | None = None,
         argv: Sequence[str] = (),
         code: Code | None = None,
+        on_dead: str = "fail",
+        on_dead_after_s: float = ON_DEAD_AFTER_S,
         **placement: Any,
     ) -> RunSpec:
         """Check everything, then raise every problem together or return the spec."""
@@ -171,7 +185,10 @@ class RunSpec:
         run_id = new_run_id() if run_id is None else run_id
         if problem := run_id_problem(run_id):
             problems.append(_problem("run_id", run_id, problem))
-        task = _collect(problems, lambda: Task(_entry_text(entry), args or {}, tuple(argv), code or Code.image()))
+        text = _collect(problems, lambda: _entry_text(entry)) or "unknown.py"  # so that the rest is checked, too
+        task = _collect(
+            problems, lambda: Task(text, args or {}, tuple(argv), code or Code.image(), on_dead, on_dead_after_s)
+        )
         known = [each.name for each in fields(Placement)]
         problems += [_unknown(name, known) for name in placement if name not in known]
         place = _collect(problems, lambda: Placement(**{name: placement[name] for name in known if name in placement}))
@@ -359,6 +376,10 @@ def _entry_text(entry: str | Callable[..., Any]) -> str:
 
 
 def _task_problems(task: Task) -> Iterator[str]:
+    if task.on_dead not in ON_DEAD:
+        yield _problem("on_dead", task.on_dead, f"one of {', '.join(f'`{word}`' for word in ON_DEAD)}")
+    if not (_is_number(task.on_dead_after_s) and task.on_dead_after_s >= 0):
+        yield _problem("on_dead_after_s", task.on_dead_after_s, "a number of seconds, 0 or more")
     try:
         entry = Entry.parse(task.entry)
     except (ValueError, TypeError) as exc:

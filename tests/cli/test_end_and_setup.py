@@ -39,7 +39,8 @@ def test_cancel_returns_when_nothing_runs_and_twice_is_quiet(cli):
     assert not [label for _, label in processes.labelled() if label.startswith(str(cli.home))]
     again = cli("cancel", run, "--json")
     assert again.code == 0
-    assert again.data["runs"] == [{"run_id": run, "was": "cancelled", "state": "cancelled", "was_over": True}]
+    over = {"was": "cancelled", "state": "cancelled", "was_over": True, "recorded": True}
+    assert again.data["runs"] == [{"run_id": run, **over}]
 
 
 def test_cancel_of_several_stops_all_it_can_and_says_what_it_could_not(cli):

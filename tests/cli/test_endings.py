@@ -32,6 +32,21 @@ def rounds(ctx):
         client.exchange(0, np.ones(64, np.float32), weight=1.0)
 """
 
+DEAD = """
+import os, signal
+import numpy as np
+from atoll.rounds.client import RoundClient
+from atoll.rounds.layout import Layout
+
+def rounds(ctx):
+    layout = Layout.of([("w", [64], "float32")])
+    with RoundClient(ctx.store, ctx.run_id, ctx.rank, ctx.world_size, layouts=[layout], attempt=ctx.attempt) as client:
+        client.join([np.zeros(64, np.float32).tobytes()])
+        if ctx.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        client.exchange(0, np.ones(64, np.float32), weight=1.0)
+"""
+
 QUORUM = """
 import os, signal
 import numpy as np
@@ -137,6 +152,21 @@ def test_the_report_of_a_lost_quorum_says_what_would_have_been_better(lost):
     assert hint.startswith(f"hint: atoll logs {run} --rank 2; ")
     for value in ("`--max-restarts N`", "`--fail-fast`", "`DiLoCo(quorum=N)`"):
         assert value in hint
+
+
+def test_a_strict_run_ends_when_a_rank_that_has_no_restarts_left_is_dead(cli):
+    (cli.folder / "deadjob.py").write_text(DEAD)
+    done = cli("run", "deadjob:rounds", "-n", 3, "--on-dead-after", "1s", "--max-restarts", 1, "--json")
+    assert done.code == 1
+    first, second, dead = done.data["result"]["outcomes"]
+    assert (dead["exit_code"], dead["attempt"]) == (137, 1)
+    for outcome in (first, second):
+        assert (outcome["exit_code"], outcome["reason"], outcome["attempt"]) == (5, "timeout", 0), "it is not restarted"
+        assert (outcome["error"]["type"], outcome["error"]["ranks"]) == ("atoll.errors.QuorumLost", [2])
+    run = done.data["run_id"]
+    assert done.error["hint"].startswith(f"atoll logs {run} --rank 2")
+    for text in (cli("result", run).stderr, cli("status", run).stdout):
+        assert "QuorumLost: round 0 needs rank 2" in text
 
 
 def test_a_run_that_a_quorum_completed_fails_and_is_said_to_be_complete(cli):

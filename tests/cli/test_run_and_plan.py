@@ -120,6 +120,21 @@ def test_the_configuration_is_used_and_flags_win(inside, monkeypatch):
     assert flagged.data["spec"]["placement"]["max_restarts"] == 4
 
 
+def test_what_to_do_about_a_dead_rank_is_part_of_the_task(inside, monkeypatch):
+    assert "on_dead" not in inside("plan", "job:ok", "--json").data["spec"]["task"]
+    (inside.folder / "atoll.toml").write_text('on_dead = "wait"\non_dead_after = "2m"\n')
+    task = inside("plan", "job:ok", "--json").data["spec"]["task"]
+    assert (task["on_dead"], task["on_dead_after_s"]) == ("wait", 120.0)
+    monkeypatch.setenv("ATOLL_ON_DEAD_AFTER", "90")
+    task = inside("plan", "job:ok", "--json", "--on-dead", "fail").data["spec"]["task"]
+    assert (task.get("on_dead", "fail"), task["on_dead_after_s"]) == ("fail", 90.0)
+    assert inside("plan", "job:ok", "--on-dead", "panic").code == 2
+    (inside.folder / "atoll.toml").write_text('on_dead = "panic"\non_dead_after = "soon"\n')
+    refused = inside("plan", "job:ok", "--json")
+    assert (refused.code, refused.error["code"]) == (2, "InvalidSpec")
+    assert len(refused.error["problems"]) == 2
+
+
 def test_plan_prints_the_exact_request_and_writes_nothing(cli):
     before = sorted(os.listdir(cli.folder))
     words = ("plan", "job:ok", "-n", 2, "--run-id", "p", "--env", "A=b", "--secret", "T=env:VAULT", "--store", "s")

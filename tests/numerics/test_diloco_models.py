@@ -13,7 +13,7 @@ from diloco_toys import QUICK, batches, bits, contexts, loss_of, perceptron, sid
 from torch import nn
 
 import atoll
-from atoll.errors import ConfigError, Conflict, QuorumLost
+from atoll.errors import ConfigError, Conflict, QuorumLost, RoundError
 from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Agreement
@@ -280,16 +280,17 @@ def test_a_replica_whose_update_is_not_finite_is_left_out_and_healed(caplog, tmp
     assert [metrics.get("updates_rejected") for metrics in told] == [None, 1.0]
 
 
-def test_when_every_update_is_unfit_the_run_ends_with_a_name():
+def test_when_no_update_is_finite_the_run_ends_as_diverged():
     def body(ctx: atoll.ReplicaContext) -> None:
         model = perceptron()
         inner = torch.optim.SGD(model.parameters(), lr=float("inf"))
         with atoll.DiLoCo(model, inner, ctx, inner_steps=1, tuning=QUICK) as outer:
             train(outer, model, inner, batches(ctx.rank, 20), 2)
 
-    with pytest.raises(QuorumLost, match=r"rank 0 .*`finite`.*rank 1 .*`finite`") as caught:
+    with pytest.raises(RoundError) as caught:
         side_by_side(contexts(2), body)
-    assert caught.value.missing == (), "no rank was late"
+    assert (caught.value.reason, caught.value.round_no) == ("diverged", 0)
+    assert not isinstance(caught.value, QuorumLost)
 
 
 def test_replicas_with_other_settings_are_told_what_differs():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rounds_records import ended, launched
 from rounds_simulator import Simulation
 from rounds_toy import FAST, Toy, commits, events, run_all, update_of
 
@@ -120,6 +121,32 @@ def test_who_waits_for_parts_that_a_dead_replica_was_to_write_says_for_whom() ->
     told = waiting_for(store, "toy", 4)
     assert told is not None
     assert told.missing == (0,)
+
+
+def test_a_strict_run_ends_when_a_dead_replica_has_the_only_copy_of_its_chunks() -> None:
+    store = launched(3, on_dead_after_s=60.0)
+    simulation, _ = killed_before_its_mean(store)
+    died_at = simulation.clock.time()
+    ended(store, 1)
+    simulation.run()
+    for rank in (0, 2):
+        error = simulation.tasks[f"r{rank}"].error
+        assert isinstance(error, QuorumLost)
+        assert (error.reason, error.dead, error.round_no) == ("dead", (1,), 2)
+    assert 60.0 <= simulation.clock.time() - died_at < 100.0
+    assert [event["for"] for event in waits(store)] == [[1], [1]], "once by each replica"
+    assert waits(store)[-1]["until"] - died_at == pytest.approx(60.0, abs=15.0)
+
+
+def test_a_strict_run_ends_when_a_dead_replica_did_not_upload_parts_that_it_kept() -> None:
+    store = launched(4, on_dead_after_s=60.0)
+    simulation, _ = killed_before_it_released(STRICT, store)
+    ended(store, 0)
+    simulation.run()
+    for rank in (1, 2, 3):
+        error = simulation.tasks[f"r{rank}"].error
+        assert isinstance(error, QuorumLost)
+        assert (error.dead, error.round_no) == ((0,), 2)
 
 
 def test_a_round_in_which_nobody_has_to_wait_long_says_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rounds_simulator import Simulation
 from rounds_toy import Toy, commits, events, run_all
 
-from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost
+from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost, RoundError
 from atoll.rounds import quorum
 from atoll.rounds.catch_up import LoadedSnapshot
 from atoll.rounds.client import RoundSteps
@@ -204,15 +204,53 @@ def test_an_unfit_update_is_left_out_with_an_event_and_training_goes_on(spoil, r
     assert {(event["round"], event["rank"], event["check"]) for event in told} == {(round_no, 1, check)}
 
 
-def test_a_round_without_any_fit_update_says_why() -> None:
+@pytest.mark.parametrize(
+    ("replicas", "policy"),
+    [
+        (1, strict(600.0)),
+        (2, strict(600.0)),
+        (1, at_least(1, deadline_s=600.0)),
+        (2, at_least(1, deadline_s=600.0)),
+        (1, replace(strict(600.0), on_rejected="stop")),
+    ],
+)
+def test_a_round_without_any_finite_update_is_reported_as_divergence(replicas: int, policy: Quorum) -> None:
     clock, store = FakeClock(), MemoryStore()
-    toys = [Toy(rank, 2, clock, spoil=nan_in_round_one) for rank in range(2)]
+    toys = [Toy(rank, replicas, clock, spoil=nan_in_round_one, quorum=policy) for rank in range(replicas)]
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run()
+    for task in simulation.tasks.values():
+        assert type(task.error) is RoundError
+        assert (task.error.reason, task.error.round_no) == ("diverged", 1)
+        assert task.error.hint
+    assert clock.monotonic() < 60.0, "no replica waited for the deadline"
+
+
+def test_a_round_whose_updates_are_not_finite_or_outliers_is_divergence_too() -> None:
+    def nan_in_round_five(round_no: int, update: np.ndarray) -> np.ndarray:
+        return update * np.float32("nan") if round_no == 5 else update
+
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 2, clock, rounds=7) for rank in range(2)]
+    toys[0].spoil, toys[1].spoil = nan_in_round_five, huge_in_round_five
+    simulation = Simulation(clock)
+    start(simulation, toys, store)
+    simulation.run()
+    for task in simulation.tasks.values():
+        assert isinstance(task.error, RoundError)
+        assert (task.error.reason, task.error.round_no) == ("diverged", 5)
+
+
+def test_a_round_whose_updates_are_all_outliers_has_no_quorum() -> None:
+    clock, store = FakeClock(), MemoryStore()
+    toys = [Toy(rank, 2, clock, rounds=7, spoil=huge_in_round_five) for rank in range(2)]
     simulation = Simulation(clock)
     start(simulation, toys, store)
     simulation.run()
     for task in simulation.tasks.values():
         assert isinstance(task.error, QuorumLost)
-        assert re.search("rank 0 .*`finite`", task.error.message)
+        assert re.search("rank 0 .*`norm`", task.error.message)
 
 
 def test_an_unfit_update_stops_the_run_when_the_policy_says_so() -> None:

@@ -55,9 +55,19 @@ def test_a_spec_survives_json():
         env={"A": "b"},
         secrets={"T": "env:X"},
         rank_env="MY_RANK",
+        on_dead="wait",
+        on_dead_after_s=60,
     )
     assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     assert spec.placement.gpu == Gpu("H100", 8)
+
+
+def test_the_record_of_a_task_with_default_settings_is_that_of_older_versions():
+    record = RunSpec.build("m:f", run_id="r").to_json()["task"]
+    assert set(record) == {"entry", "args", "argv", "code"}
+    again = Task.from_json(record)
+    assert (again.on_dead, again.on_dead_after_s) == ("fail", 300.0)
+    assert RunSpec.build("m:f", run_id="r", on_dead="wait").to_json()["task"]["on_dead"] == "wait"
 
 
 def test_every_problem_is_reported_at_once_with_field_value_and_rule():
@@ -76,10 +86,12 @@ def test_every_problem_is_reported_at_once_with_field_value_and_rule():
             env={"1A": "x", "B": 3, "REPLICA_RANK": "0"},
             secrets={"T": "value"},
             rank_env="WORLD_SIZE",
+            on_dead="panic",
+            on_dead_after_s=-5,
         )
     assert sorted(caught.value.fields) == sorted([
         "run_id", "entry", "replicas", "gpu", "cpus", "memory_gib", "image", "timeout_s", "grace_s", "max_restarts",
-        "env.1A", "env.B", "env.REPLICA_RANK", "secrets.T", "rank_env",
+        "env.1A", "env.B", "env.REPLICA_RANK", "secrets.T", "rank_env", "on_dead", "on_dead_after_s",
     ])  # fmt: skip
     for value in ("`a/b`", "`no colon`", "`0`", "`H10O`", "`-1`", "`nan`", "` `", "`WORLD_SIZE`"):
         assert value in caught.value.message

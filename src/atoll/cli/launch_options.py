@@ -116,6 +116,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--timeout", metavar="TIME", help="Time limit of a replica: 90, 90s, 15m, 2h, 1d.  [default: 1d]"),
     click.option("--grace", metavar="TIME", help="Time for a replica to stop before it is killed.  [default: 10s]"),
     click.option("--max-restarts", metavar="N", help="How often a failed replica is restarted.  [default: 0]"),
+    click.option(
+        "--on-dead",
+        metavar="fail|wait",
+        help="When a round needs a dead rank: end the other replicas, or wait for it.  [default: fail]",
+    ),
+    click.option("--on-dead-after", metavar="TIME", help="For how long such a rank is dead.  [default: 5m]"),
     click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the replicas."),
     click.option("--secret", multiple=True, metavar="NAME=REF", help="A secret by reference, such as env:HF_TOKEN."),
     click.option("--rank-env", metavar="NAME", help="An additional variable that holds the rank."),

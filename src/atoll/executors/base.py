@@ -4,18 +4,15 @@ the contract clauses E1-E27. `Starter`, `Sweeper`, `HandleResolver`, `Preflighte
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from atoll.context import RunContext
-from atoll.errors import AtollError, BackendError, ConfigError, StopFailed, SubmitError, did_you_mean
+from atoll.errors import did_you_mean
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
-
-log = logging.getLogger("atoll.executors")
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class Starter(Protocol):
     """An executor with names that follow from the plan, which leaves the undoing of a failed start to its caller.
 
     The caller can so record that a launch is undone before any replica is stopped, and can stop replicas of a launch
-    that another process did not finish. `submit_or_stop` is the `submit` of such an executor.
+    that another process did not finish. `atoll.executors.undo.submit_or_stop` is its `submit`.
     """
 
     def handle(self, plan: Plan) -> RunHandle:
@@ -169,52 +166,6 @@ class Diagnoser(Protocol):
     def diagnose(self) -> list[Check]:
         """One finding for each part of the setup."""
         ...
-
-
-def submit_or_stop(executor: Any, plan: Plan) -> RunHandle:
-    """Start every replica, or stop what was started: the `submit` of an executor that is a `Starter`."""
-    try:
-        handle: RunHandle = executor.start(plan)
-    except BaseException as why:
-        if has_created_nothing(why):
-            raise
-        stop_and_raise(executor, executor.handle(plan), plan.run_id, why)
-    return handle
-
-
-def has_created_nothing(why: BaseException) -> bool:
-    """Whether a start that failed with this error has surely created nothing itself."""
-    if isinstance(why, SubmitError):
-        return not why.created  # only replicas of another launcher exist
-    return isinstance(why, ConfigError) or (isinstance(why, BackendError) and not why.retryable)
-
-
-def stop_and_raise(
-    executor: Executor, handle: RunHandle, run_id: str, why: BaseException, *, note: str = ""
-) -> NoReturn:
-    """Stop the replicas of a start that failed, and raise an error that says so and names what may still run."""
-    log.info("run %s: the start failed: stop %s", run_id, handle)
-    left = _stop(executor, handle)
-    if not left and not isinstance(why, AtollError):
-        why.add_note(f"the launch of run `{run_id}` was undone; nothing is left running{note}")
-        raise why
-    cause = why.__cause__ if isinstance(why, SubmitError) and why.__cause__ is not None else why
-    message = cause.message if isinstance(cause, AtollError) else f"interrupted by {type(cause).__name__}"
-    hint = f"`atoll cancel '{handle}'` tries again to stop them" if left else getattr(why, "hint", None)
-    text = f"run `{run_id}`: {message.removeprefix(f'run `{run_id}`: ')}{note}"
-    raise SubmitError(text, left_running=left, executor=executor.name, hint=hint) from cause
-
-
-def _stop(executor: Executor, handle: RunHandle) -> tuple[str, ...]:
-    """Stop every replica; returns what may still run."""
-    try:
-        executor.cancel(handle)
-    except StopFailed as exc:
-        return exc.left_running
-    except (BackendError, KeyboardInterrupt) as exc:
-        log.warning("could not stop %s: %s", handle, exc)
-        return (str(handle),)
-    return ()
 
 
 def check(placement: Placement, capabilities: Capabilities) -> list[str]:

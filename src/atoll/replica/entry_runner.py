@@ -216,6 +216,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
         "message": f"{name}: {error['message']}".strip(": "),
         "exit_code": exc.exit_code if isinstance(exc, AtollError) else 1,
         "error": error,
+        **({"is_final": True} if isinstance(exc, QuorumLost) and exc.dead else {}),
     }
 
 
@@ -225,7 +226,7 @@ def _reason(exc: BaseException) -> Reason:
     if isinstance(exc, StoreUnavailable):
         return Reason.BACKEND
     if isinstance(exc, QuorumLost):
-        return Reason.TIMEOUT if exc.timed_out else Reason.USER_ERROR
+        return Reason.TIMEOUT if exc.timed_out or exc.dead else Reason.USER_ERROR
     is_missing = (
         isinstance(exc, CorruptUpdate) and exc.check == "missing"
     )  # the replica waited for it until the deadline
@@ -258,7 +259,7 @@ def _error(name: str, message: str, exc: BaseException) -> dict[str, Any]:
 def _ranks_of(exc: BaseException) -> list[int]:
     if isinstance(exc, CorruptUpdate):
         return [exc.rank] if exc.rank >= 0 else []
-    return list(exc.missing) if isinstance(exc, QuorumLost) else []
+    return list(exc.dead or exc.missing) if isinstance(exc, QuorumLost) else []
 
 
 def _print_error(text: str) -> None:

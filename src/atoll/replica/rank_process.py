@@ -30,6 +30,8 @@ class ExitVerdict:
     reason: Reason
     message: str
     exit_code: int | None
+    is_final: bool = False
+    """A restart would not help: the replica ended because another rank is dead."""
 
 
 def exit_verdict(
@@ -61,7 +63,8 @@ def exit_verdict(
     else:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         reason, message = Reason.KILLED, f"killed by {name}"
-    return ExitVerdict(ReplicaState.FAILED, reason, message, shell_code)
+    is_final = stop_reason is StopReason.NONE and outcome is not None and outcome.get("is_final") is True
+    return ExitVerdict(ReplicaState.FAILED, reason, message, shell_code, is_final)
 
 
 @dataclass
@@ -114,9 +117,10 @@ class RankProcess:
         """The uploader stored the attempt, or could not because of `problem`: settle, or schedule a restart."""
         verdict, self.verdict = self.verdict, None
         assert verdict is not None
-        is_failure = verdict.state is ReplicaState.FAILED and self.stop_reason is StopReason.NONE
+        may_restart = self.stop_reason is StopReason.NONE and not verdict.is_final
         has_time = self.limit_at is not None and now < self.limit_at
-        if not (is_failure and has_time and self.attempt < self.max_restarts):
+        is_failure = verdict.state is ReplicaState.FAILED
+        if not (is_failure and may_restart and has_time and self.attempt < self.max_restarts):
             self.settle(verdict, problem)
             return
         self.start_at = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.attempt)

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.errors import CorruptUpdate, LeftBehind, QuorumLost, RoundError, StoreError
+from atoll.result import ranks_text
 from atoll.rounds import quorum
 from atoll.rounds.checks import diverged_offers, rejection
 from atoll.rounds.context import RoundContext
 from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.join import LatestClaim, fenced, latest_claims
+from atoll.rounds.liveness import DeadWatch
 from atoll.rounds.publish import repair_offer
 from atoll.rounds.records import Commit, Contribution, Offer, Rejection
 from atoll.stores.base import Buffer
 
 log = logging.getLogger("atoll.rounds")
+
+_SAME_END_S = 1.0
+"""Two estimates of the end of a wait that differ by less are the same."""
 
 
 def agree(context: RoundContext, round_no: int, fragment: int, own: Offer) -> Steps[tuple[Commit, dict[int, Offer]]]:
@@ -46,6 +52,7 @@ def agree(context: RoundContext, round_no: int, fragment: int, own: Offer) -> St
         commit = (yield Gather(reads, 2))[0]
         if commit is None and view.missing():
             view.missed_at = asked_at
+            yield from view.watch.look(view.missing())
         if commit is None:
             commit = yield from view.act(next(pauses))
         if commit is not None:
@@ -103,6 +110,7 @@ class RoundView:
 
     def __post_init__(self) -> None:
         self.began = self.context.io.clock.monotonic()
+        self.watch = DeadWatch(self.context.liveness)
 
     @property
     def has_fresh_claims(self) -> bool:
@@ -143,14 +151,16 @@ class RoundView:
                 self._add_event("update_rejected", rank=refused.rank, check=refused.check, detail=refused.detail)
 
     def decide(self) -> quorum.Decision:
-        history = self.context.history
+        history, now_s = self.context.history, self.elapsed_s
         return quorum.decide(
             self.context.quorum,
             members=self.members,
             arrived=self.arrived,
-            elapsed_s=self.elapsed_s,
+            elapsed_s=now_s,
             rejected=self.rejected,
+            failed_checks={refused.check for refused in self.rejected.values()},
             left=self._left(),
+            dead={rank: now_s + left_s for rank, left_s in self.watch.dead().items()},
             absent=history.absent,
             lateness=tuple(history.lateness),
         )
@@ -209,8 +219,8 @@ class RoundView:
     def act(self, pause_s: float) -> Steps[Commit | None]:
         """Do what the decision says; None means poll again."""
         match self.decide():
-            case quorum.GiveUp(reason, missing):
-                raise self._given_up(reason, missing)
+            case quorum.GiveUp() as given_up:
+                raise self._error(given_up)
             case quorum.CommitDecision(ranks):
                 commit = yield from self._await_lower_ranks(ranks)
                 commit = commit or (yield from self._commit())
@@ -305,7 +315,7 @@ class RoundView:
             return
         context, least = self.context, self.context.quorum.least
         then = "go_on" if least is not None and len(self.arrived) >= least else "give_up"
-        if self.reported == (until, then):
+        if self.reported is not None and abs(until - self.reported[0]) < _SAME_END_S and then == self.reported[1]:
             return
         self.reported = until, then
         at = round(context.io.clock.time() + until - self.elapsed_s, 3)
@@ -313,23 +323,44 @@ class RoundView:
         with suppress(StoreError):  # the event is only information, so its failure must not end the wait
             yield from context.events.flush(context.io)
 
-    def _given_up(self, reason: str, missing: tuple[int, ...]) -> RoundError:
+    def _error(self, given_up: quorum.GiveUp) -> RoundError:
+        if given_up.is_diverged:
+            return diverged(self.context, self.round_no, self.rejected)
         if self.rejected and self.context.quorum.on_rejected == "stop":
             first = self.rejected[min(self.rejected)]
             message = f"round {self.round_no}: rank {first.rank} failed the check `{first.check}`: {first.detail}"
             return CorruptUpdate(message, round_no=self.round_no, rank=first.rank, check=first.check)
         refused = [f"; rank {r.rank} failed the check `{r.check}`: {r.detail}" for r in self.rejected.values()]
         unreadable = [f"; the offer of rank {rank} cannot be read: {why}" for rank, why in self.unreadable.items()]
-        message = f"round {self.round_no} has no quorum: {reason}" + "".join([*refused, *unreadable])
+        if given_up.dead:
+            return self.watch.error(self.round_no, given_up.dead, given_up.missing, "".join([*refused, *unreadable]))
+        message = f"round {self.round_no} has no quorum: {given_up.reason}" + "".join([*refused, *unreadable])
         hint = "look at the logs of the missing ranks; a smaller quorum lets the others go on"
         timed_out = self.elapsed_s >= self.context.quorum.deadline_s
-        return QuorumLost(message, round_no=self.round_no, missing=missing, timed_out=timed_out, hint=hint)
+        return QuorumLost(message, round_no=self.round_no, missing=given_up.missing, timed_out=timed_out, hint=hint)
 
     def _left(self) -> set[int]:
         return {rank for rank, claim in self.claims.items() if claim.has_left}
 
     def _add_event(self, event: str, **details: object) -> None:
         self.context.events.add(event, self.round_no, **details)
+
+
+def diverged(context: RoundContext, round_no: int, rejected: Mapping[int, Rejection]) -> RoundError:
+    """The error of a round whose updates were all rejected because training diverged."""
+    not_finite = [rank for rank, refused in rejected.items() if refused.check == "finite"]
+    which = (
+        f"update of {ranks_text(not_finite)} has"
+        if len(not_finite) == 1
+        else f"updates of {ranks_text(not_finite)} have"
+    )
+    others = [
+        f"; that of rank {rank}: {refused.detail}" for rank, refused in rejected.items() if rank not in not_finite
+    ]
+    message = f"training diverged: in round {round_no} the {which} NaN or infinite values" + "".join(others)
+    run = shlex.quote(context.run_id)
+    hint = f"`atoll top {run}` and `atoll logs {run}` show the loss; lower the learning rate or clip the gradients"
+    return RoundError(message, round_no=round_no, reason="diverged", hint=hint)
 
 
 def _check_not_behind(context: RoundContext, round_no: int) -> Steps[None]:

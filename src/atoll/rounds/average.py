@@ -119,6 +119,7 @@ def _fetch(task: MeanTask, chunk: int, trouble: CorruptUpdate | None = None) -> 
     while True:
         if (yield from _download(task, chunk)):
             task.silent.discard(owner)
+            task.awaited.discard(owner)
             return
         if waited_s >= context.tuning.patience_s or (waited_s == 0.0 and owner in task.silent):
             if owner not in task.silent:
@@ -139,6 +140,8 @@ def _fetch(task: MeanTask, chunk: int, trouble: CorruptUpdate | None = None) -> 
                 check="missing",
             )
         goes_on = not (context.quorum.is_strict and task.is_local_only(chunk))
+        if not goes_on:
+            yield from task.check_alive(owner)
         left_s = context.tuning.patience_s - waited_s if goes_on else task.time_left_s
         yield from task.report_wait(owner, total_s, left_s, goes_on)
         pause = min(next(pauses), max(0.0, task.time_left_s))

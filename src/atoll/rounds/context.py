@@ -6,7 +6,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from atoll._time import backoff
 from atoll.rounds.checks import Expected
@@ -15,6 +15,7 @@ from atoll.rounds.events import EventLog
 from atoll.rounds.io import StoreIO
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout
+from atoll.rounds.liveness import Liveness
 from atoll.rounds.quorum import Quorum
 from atoll.rounds.records import Agreement, Claim, Commit
 from atoll.rounds.tuning import IN_PROCESS_S, LOCAL_S, Grid, good_connections
@@ -90,6 +91,11 @@ class RoundContext:
     history: RoundHistory = field(default_factory=RoundHistory)
     previous: str = ""
     """Digest of the last commit that this replica applied; of the agreement before the first round."""
+
+    @cached_property
+    def liveness(self) -> Liveness:
+        """What this process knows about the death of other ranks."""
+        return Liveness(self.io, self.keys.run, self.quorum, self.tuning)
 
     @property
     def rank(self) -> int:

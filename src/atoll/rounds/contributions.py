@@ -22,6 +22,7 @@ from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.frames import checksum, digest
 from atoll.rounds.io import Gather, Steps
 from atoll.rounds.layout import BufferSink, Sink, Source
+from atoll.rounds.liveness import DeadWatch
 from atoll.rounds.one_pass import sum_of_squares
 from atoll.rounds.publish import put_chunk
 from atoll.rounds.records import Commit, Contribution, Offer
@@ -112,13 +113,18 @@ class MeanTask:
     """Rank → when we last saw a chunk of it that it uploaded late."""
     silent: set[int] = field(default_factory=set)
     """Owners that did not publish a chunk in time: we do not wait for their other chunks."""
+    awaited: set[int] = field(default_factory=set)
+    """Ranks that have contributions that no other rank has, and that we wait for."""
     reported: set[int] = field(default_factory=set)
     """Ranks that our last `waiting` event names."""
+    reported_dead: set[int] = field(default_factory=set)
+    """Those of them that are dead."""
 
     def __post_init__(self) -> None:
         self.grid: Grid = self.context.grid(self.commit.fragment)
         self.participants = Participants.of_commit(self.commit)
         self.began = self.context.io.clock.monotonic()
+        self.watch = DeadWatch(self.context.liveness)
         named = self.commit.contribution(self.context.rank)
         if self.own is not None and (named is None or not is_named(self.own, named)):
             self.own = None
@@ -240,11 +246,28 @@ class MeanTask:
             if silent_s >= patience_s or self.time_left_s <= 0:
                 return False
             goes_on = not context.quorum.is_strict
+            if not goes_on:
+                yield from self.check_alive(offer.rank)
             left_s = patience_s - silent_s if goes_on else self.time_left_s
             yield from self.report_wait(offer.rank, silent_s, left_s, goes_on)
             yield from context.io.sleep(next(pauses))
         self.uploaded_at[offer.rank] = clock.monotonic()
+        self.awaited.discard(offer.rank)
         return True
+
+    def check_alive(self, rank: int) -> Steps[None]:
+        """Raise `QuorumLost` if this rank, whose contribution no other rank has, has been dead for long enough."""
+        if rank == self.context.rank:
+            return
+        self.awaited.add(rank)
+        yield from self.watch.look(list(self.awaited))
+        left_s = self.watch.dead().get(rank)
+        if left_s == 0:
+            raise self.watch.error(self.commit.round_no, [rank], [rank])
+        if left_s is not None and rank not in self.reported_dead:
+            self.reported_dead.add(rank)
+            self.reported.add(rank)
+            yield from self._write_wait(sorted(self.reported), min(left_s, self.time_left_s), False)
 
     def upload_late(self, chunk: int) -> Steps[None]:
         """Upload a chunk of our update that we skipped, or that is damaged in the store."""

@@ -32,7 +32,12 @@ class RoundKeys:
 
     @cached_property
     def prefix(self) -> str:
-        return f"{RunKeys(self.run_id, self.launch).prefix}sync/"
+        return f"{self.run.prefix}sync/"
+
+    @cached_property
+    def run(self) -> RunKeys:
+        """The keys of the records that supervisors write about their replicas."""
+        return RunKeys(self.run_id, self.launch)
 
     # ---- before the first round
     def agreement(self) -> str:

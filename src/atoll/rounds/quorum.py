@@ -9,9 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from atoll.errors import InvalidSpec
+from atoll.spec import ON_DEAD
 from atoll.validation import SECONDS, SECONDS_ABOVE_0, Kind, check_fields, is_count, is_number, one_of
 
 
@@ -35,18 +37,26 @@ class GiveUp:
 
     reason: str
     missing: tuple[int, ...]
+    dead: tuple[int, ...] = ()
+    """The missing ranks that are dead, if the round gave up because of them."""
+    is_diverged: bool = False
+    """Every update was rejected because training diverged."""
 
 
 Decision: TypeAlias = Wait | CommitDecision | GiveUp
 
 
 _GRACE_S = 30.0
+_DIVERGED = {"finite", "norm"}
+"""If all updates of a round fail these checks, and one of them is not finite, then training has diverged."""
 _KINDS = {
     "least": Kind("a whole number from 1, or None for every member", is_count, may_be_none=True),
     "grace_s": SECONDS,
     "deadline_s": SECONDS_ABOVE_0,
     "spread": Kind("a number, 0 or more, or None", lambda value: is_number(value) and value >= 0, may_be_none=True),
     "on_rejected": Kind("`continue` or `stop`", one_of("continue", "stop")),
+    "on_dead": Kind("`fail`, `wait`, or None for the setting of the run", one_of(*ON_DEAD), may_be_none=True),
+    "on_dead_after_s": Kind("seconds, 0 or more, or None for the setting of the run", SECONDS.fits, may_be_none=True),
 }
 
 
@@ -65,6 +75,10 @@ class Quorum:
     spread: float | None = None
     on_rejected: str = "continue"
     """`continue` goes on without an update that failed a check; `stop` ends the run with an error that names it."""
+    on_dead: str | None = None
+    """`fail` gives up when a round needs a rank that has been dead for `on_dead_after_s`; `wait` waits for it until
+    `deadline_s`. None: what the run was launched with (`--on-dead`, `--on-dead-after`)."""
+    on_dead_after_s: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, _KINDS)
@@ -88,6 +102,8 @@ class Quorum:
             "deadline_s": self.deadline_s,
             "spread": self.spread,
             "on_rejected": self.on_rejected,
+            "on_dead": self.on_dead,
+            "on_dead_after_s": self.on_dead_after_s,
         }
 
 
@@ -113,23 +129,29 @@ def decide(
     arrived: Mapping[int, float],
     elapsed_s: float,
     rejected: Collection[int] = (),
+    failed_checks: Collection[str] = (),
     left: Collection[int] = (),
+    dead: Mapping[int, float] = MappingProxyType({}),
     absent: Collection[int] = (),
     lateness: Sequence[float] = (),
 ) -> Decision:
     """What to do after `elapsed_s` of waiting.
 
     `arrived`: rank → when its usable update was first seen. `rejected`: ranks whose update will not be used.
-    `left`: ranks that have left the run. `absent`: ranks missing for rounds, which get no grace.
+    `failed_checks`: the checks that their updates failed. `left`: ranks that have left the run.
+    `dead`: rank → until when the round waits for this dead rank, if it needs the rank.
+    `absent`: ranks missing for rounds, which get no grace.
     `lateness`: past arrivals, in seconds after the round's `least`-th one.
     """
     usable = tuple(sorted(arrived))
     missing = sorted(set(members) - set(arrived))
     awaited = set(missing) - set(rejected) - set(left)
+    if not usable and not awaited and "finite" in failed_checks and set(failed_checks) <= _DIVERGED:
+        return GiveUp("every update was rejected", (), is_diverged=True)
     if rejected and policy.on_rejected == "stop":
         return GiveUp(f"the update of {_listed(sorted(rejected))} was rejected", tuple(sorted(rejected)))
     if policy.least is None:
-        return _decide_strict(policy, usable, sorted(set(missing) - set(rejected)), awaited, elapsed_s)
+        return _decide_strict(policy, usable, sorted(set(missing) - set(rejected)), awaited, dead, elapsed_s)
     if len(usable) >= policy.least:
         if not awaited - set(absent):
             return CommitDecision(usable)
@@ -138,11 +160,17 @@ def decide(
     if elapsed_s >= policy.deadline_s or not awaited:
         reason = f"{len(usable)} of {policy.least} needed updates after {elapsed_s:.0f} s; missing {_listed(missing)}"
         return GiveUp(reason, tuple(missing))
-    return Wait(policy.deadline_s)
+    spare = len(usable) + len(awaited) - policy.least
+    return _wait_for(policy, missing, awaited, dead, spare, elapsed_s)
 
 
 def _decide_strict(
-    policy: Quorum, usable: tuple[int, ...], missing: Sequence[int], awaited: Collection[int], elapsed_s: float
+    policy: Quorum,
+    usable: tuple[int, ...],
+    missing: Sequence[int],
+    awaited: Collection[int],
+    dead: Mapping[int, float],
+    elapsed_s: float,
 ) -> Decision:
     if not missing:
         return CommitDecision(usable) if usable else GiveUp("every update was rejected", ())
@@ -151,7 +179,27 @@ def _decide_strict(
         return GiveUp(f"every member is needed, but {_listed(missing)} {have} left", tuple(missing))
     if elapsed_s >= policy.deadline_s:
         return GiveUp(f"no update within {policy.deadline_s:g} s from {_listed(missing)}", tuple(missing))
-    return Wait(policy.deadline_s)
+    return _wait_for(policy, missing, awaited, dead, 0, elapsed_s)
+
+
+def _wait_for(
+    policy: Quorum,
+    missing: Sequence[int],
+    awaited: Collection[int],
+    dead: Mapping[int, float],
+    spare: int,
+    elapsed_s: float,
+) -> Decision:
+    """Wait until the deadline, or until so many of the awaited ranks are dead that the others are too few.
+
+    `spare` is the number of awaited ranks that the round does not need.
+    """
+    found = {rank: until for rank, until in dead.items() if rank in awaited}
+    until = min(policy.deadline_s, sorted(found.values())[spare]) if 0 <= spare < len(found) else policy.deadline_s
+    if elapsed_s < until:
+        return Wait(until)
+    gone = tuple(sorted(rank for rank, at in found.items() if at <= elapsed_s))
+    return GiveUp(f"{_listed(gone)} {'is' if len(gone) == 1 else 'are'} dead", tuple(missing), dead=gone)
 
 
 def grace(policy: Quorum, lateness: Sequence[float]) -> float:

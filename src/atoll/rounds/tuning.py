@@ -69,6 +69,7 @@ _KINDS = {
         "a number above 1, or None for no limit", lambda value: is_number(value) and value > 1, may_be_none=True
     ),
     "init_patience_s": SECONDS,
+    "silent_s": SECONDS_ABOVE_0,
     "retry_s": SECONDS,
     "keep_freed_memory": SWITCH,
 }
@@ -102,6 +103,8 @@ class Tuning:
     outlier_factor: float | None = 10.0
     init_patience_s: float = 10.0
     """How long other ranks wait for rank 0 to publish the initial weights."""
+    silent_s: float = 120.0
+    """A rank that was started counts as dead when its heartbeat has not changed for this long."""
     retry_s: float = 120.0
     """How long requests to an unavailable store are retried."""
     keep_freed_memory: bool = False

@@ -16,6 +16,7 @@ from typing import Any
 from atoll import units
 from atoll.context import home
 from atoll.errors import ConfigError, InvalidSpec, UnknownName, closest, did_you_mean
+from atoll.spec import ON_DEAD, ON_DEAD_AFTER_S
 
 PREFIX = "ATOLL_"
 """All of Atoll's variables begin with this."""
@@ -228,6 +229,12 @@ def _duration(value: Any) -> float:
     return units.parse_duration(value)
 
 
+def _on_dead(value: Any) -> str:
+    if value not in ON_DEAD:
+        raise ValueError(f"one of {', '.join(f'`{word}`' for word in ON_DEAD)}")
+    return str(value)
+
+
 FIELDS: dict[str, Field] = {
     field.key: field
     for field in (
@@ -243,6 +250,8 @@ FIELDS: dict[str, Field] = {
         Field("timeout", _duration, "timeout_s", default=86_400.0, show=units.duration_text),
         Field("grace", _duration, "grace_s", default=10.0, show=units.duration_text),
         Field("max_restarts", _whole, "max_restarts", default=0),
+        Field("on_dead", _on_dead, "on_dead", default="fail"),
+        Field("on_dead_after", _duration, "on_dead_after_s", default=ON_DEAD_AFTER_S, show=units.duration_text),
         Field("rank_env", _text, "rank_env", default="REPLICA_RANK"),
     )
 }

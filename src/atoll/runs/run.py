@@ -36,7 +36,7 @@ from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
-from atoll.spec import Code, Entry, RunSpec, Task, is_loading, is_own_script
+from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, is_own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
@@ -58,13 +58,16 @@ def launch(
     run_id: str | None = None,
     workspace: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    on_dead: str = "fail",
+    on_dead_after_s: float = ON_DEAD_AFTER_S,
     **placement: Any,
 ) -> Run:
     """Start `replicas` of `entry` and return at once; they do not need this process.
 
     `run_id` is an idempotency key: the same id with the same content returns the existing run, with other content
     it raises `Conflict`. `placement` takes `gpu`, `image`, `timeout_s`, `grace_s`, `max_restarts`, `env`, `secrets`,
-    `cpus`, `memory_gib` and `rank_env`. `settings` are the executor's own.
+    `cpus`, `memory_gib` and `rank_env`. `settings` are the executor's own. `on_dead="fail"` ends the other replicas
+    when a round needs a rank that has been dead for `on_dead_after_s`; with `"wait"` they wait until its deadline.
     """
     draft = prepare(
         entry,
@@ -76,6 +79,8 @@ def launch(
         run_id=run_id,
         workspace=workspace,
         settings=settings,
+        on_dead=on_dead,
+        on_dead_after_s=on_dead_after_s,
         **placement,
     )
     return draft.submit()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from atoll import journal
 from atoll.errors import AtollError, BackendError, Conflict, StopFailed, StoreError, SubmitError
-from atoll.executors.base import Executor, Plan, Starter, has_created_nothing, stop_and_raise
+from atoll.executors.base import Executor, Plan, Starter
+from atoll.executors.undo import has_created_nothing, stop_and_raise
 from atoll.handle import RunHandle
 from atoll.journal import Launch
 from atoll.runs import index

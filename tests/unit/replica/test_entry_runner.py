@@ -11,6 +11,7 @@ import pytest
 from atoll.errors import ConfigError, Conflict, InternalError, StoreError
 from atoll.registry import open_store
 from atoll.replica.entry_runner import traceback_text
+from atoll.replica.rank_process import RankProcess, StopReason, exit_verdict
 from atoll.rounds.client import RoundClient
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.layout import Layout
@@ -73,3 +74,13 @@ def test_a_bug_of_ours_and_whoever_asks_for_it_is_shown_all(monkeypatch: pytest.
     take_part(store, 4)
     monkeypatch.setenv("ATOLL_DEBUG", "1")
     assert "/atoll/rounds/" in told(lambda: take_part(store, 8), Conflict)
+
+
+@pytest.mark.parametrize(("is_final", "state"), [(False, "pending"), (True, "failed")])
+def test_a_replica_whose_end_is_final_is_not_restarted(is_final: bool, state: str):
+    outcome = {"state": "failed", "reason": "timeout", "message": "QuorumLost: …", "is_final": is_final}
+    process = RankProcess(0, max_restarts=2, timeout_s=60.0, grace_s=1.0)
+    process.started(123, now=0.0, wall=0.0)
+    process.ended(exit_verdict(5 << 8, StopReason.NONE, outcome, limit_s=60.0, oom=False), wall=1.0)
+    process.stored(now=1.0)
+    assert (process.state, process.attempt) == (state, 0 if is_final else 1)

@@ -12,9 +12,10 @@ from atoll.cli.app import command
 from atoll.cli.launch_options import complete_backend
 from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.errors import AtollError, BackendError, ConfigError
-from atoll.executors.base import Executor, Stray, Sweeper
+from atoll.executors.base import Executor, Sweeper
 from atoll.runs import config
 from atoll.runs.config import Config
+from atoll.runs.sweep import Leftover, leftovers
 
 
 @command("End", short_help="Find and stop replicas that still run after their run has ended.")
@@ -27,24 +28,43 @@ from atoll.runs.config import Config
 )
 @click.option("--dry-run", is_flag=True, help="Only list the replicas that would be stopped.")
 @click.option("-y", "--yes", is_flag=True, help="Stop them without asking.")
-def sweep_command(out: Output, on: tuple[str, ...], dry_run: bool, yes: bool) -> None:
+@click.option("--include-unknown", is_flag=True, help="Also stop replicas of runs whose record cannot be read.")
+def sweep_command(out: Output, on: tuple[str, ...], dry_run: bool, yes: bool, include_unknown: bool) -> None:
     """Ask each backend, by label, for replicas that still run although their run has ended, and stop them.
 
-    The search does not use the local list of runs, so it also finds replicas of runs that other machines started.
+    The search does not use the local list of runs, so it also finds replicas of runs that other machines started. If
+    the record of a run cannot be read, its replicas are listed as `unknown`: the run may be healthy, so only
+    `--include-unknown` stops them.
     """
     sweepers, errors = _sweepers(out, on, config.load()), list[str]()
-    found = [(executor, stray) for executor in sweepers for stray in _strays(out, executor, errors)]
-    strays = [{"executor": e.name, "handle": str(s.handle), "id": s.native_id, "message": s.message} for e, s in found]
+    found = [(executor, each) for executor in sweepers for each in _leftovers(out, executor, errors, is_named=bool(on))]
+    chosen = [(executor, each) for executor, each in found if include_unknown or not each.is_unknown]
     stopped: list[str] = []
-    out.data({"asked": [e.name for e in sweepers], "strays": strays, "stopped": stopped})
-    if not found:
-        out.say(f"no leftover replicas on {', '.join(e.name for e in sweepers) or 'any backend'}")
-    else:
+    out.data({"asked": [e.name for e in sweepers], "strays": [_json(*each) for each in found], "stopped": stopped})
+    if found:
         out.text(_table_text(out, found))
-        if not dry_run and _may_stop(out, yes, len(found)):
-            stopped.extend(_stop(out, found, errors))
+    else:
+        out.say(f"no leftover replicas on {', '.join(e.name for e in sweepers) or 'any backend'}")
+    if len(chosen) < len(found):
+        out.say("the runs of `unknown` replicas may be healthy: `--include-unknown` stops these replicas too")
+    if chosen and not dry_run and _may_stop(out, yes, len(chosen)):
+        stopped.extend(_stop(out, chosen, errors))
     if errors:
-        raise BackendError("; ".join(errors), hint="`atoll doctor BACKEND` checks a backend")
+        raise BackendError("\n".join(errors), hint="`atoll doctor BACKEND` checks a backend")
+
+
+def _json(executor: Executor, found: Leftover) -> dict[str, Any]:
+    return {
+        "executor": executor.name,
+        "handle": str(found.stray.handle),
+        "id": found.stray.native_id,
+        "state": _state(found),
+        "message": found.message,
+    }
+
+
+def _state(found: Leftover) -> str:
+    return "unknown" if found.is_unknown else "over"
 
 
 def _sweepers(out: Output, names: Sequence[str], settings: Config) -> list[Executor]:
@@ -65,20 +85,36 @@ def _sweepers(out: Output, names: Sequence[str], settings: Config) -> list[Execu
     return found
 
 
-def _strays(out: Output, executor: Any, errors: list[str]) -> list[Stray]:
+def _leftovers(out: Output, executor: Any, errors: list[str], *, is_named: bool) -> list[Leftover]:
     try:
-        return list(executor.strays())
+        return leftovers(executor)
     except AtollError as exc:
+        is_unused = isinstance(exc, ConfigError) or exc.reason == "no_credentials"
+        if is_unused and not is_named:
+            out.say(f"{executor.name}: not searched: {exc.message}")
+            return []
         errors.append(f"{executor.name}: {exc.message}")
         out.say(f"{executor.name}: the search failed: {exc.message}")
         return []
 
 
-def _table_text(out: Output, found: Sequence[tuple[Executor, Stray]]) -> str:
-    columns = (Column("backend"), Column("id"), Column("found", is_flexible=True), Column("run", is_flexible=True))
+def _table_text(out: Output, found: Sequence[tuple[Executor, Leftover]]) -> str:
+    columns = (
+        Column("backend"),
+        Column("id"),
+        Column("state"),
+        Column("found", is_flexible=True),
+        Column("run", is_flexible=True),
+    )
     rows = tuple(
-        (Cell(e.name), Cell(one_line(s.native_id), "bold"), Cell(one_line(s.message)), Cell(str(s.handle), "dim"))
-        for e, s in found
+        (
+            Cell(executor.name),
+            Cell(one_line(each.stray.native_id), "bold"),
+            Cell(_state(each), "warn" if each.is_unknown else ""),
+            Cell(one_line(each.message)),
+            Cell(str(each.stray.handle), "dim"),
+        )
+        for executor, each in found
     )
     return out.table_text(Table(columns, rows))
 
@@ -94,16 +130,16 @@ def _may_stop(out: Output, yes: bool, count: int) -> bool:
     return click.confirm(f"stop {'it' if count == 1 else f'these {count}'}?", err=True)
 
 
-def _stop(out: Output, found: Sequence[tuple[Executor, Stray]], errors: list[str]) -> list[str]:
+def _stop(out: Output, found: Sequence[tuple[Executor, Leftover]], errors: list[str]) -> list[str]:
     """Cancel each run once; return the handles of those that the backend has stopped."""
     stopped = []
-    for handle, executor in {stray.handle: executor for executor, stray in found}.items():
+    for handle, executor in {each.stray.handle: executor for executor, each in found}.items():
         try:
             executor.cancel(handle)
         except AtollError as exc:
             errors.append(f"{handle}: {exc.message}")
             continue
-        ids = ", ".join(stray.native_id for _, stray in found if stray.handle == handle)
+        ids = ", ".join(each.stray.native_id for _, each in found if each.stray.handle == handle)
         out.say(f"stopped {executor.name} {ids}")
         stopped.append(str(handle))
     return stopped

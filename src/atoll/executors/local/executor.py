@@ -30,10 +30,11 @@ from atoll.errors import (
     SubmitError,
     Unsupported,
 )
-from atoll.executors.base import Capabilities, Check, Plan, Stray, submit_or_stop
+from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.local import gpus
 from atoll.executors.local.logs import follow_lines, last_lines, lines
 from atoll.executors.local.request import CAPABILITIES, local_request, local_status
+from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.replica import processes
 from atoll.replica.spool import Spool, read_json

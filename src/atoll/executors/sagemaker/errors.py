@@ -79,7 +79,8 @@ def translated(exc: Exception, what: str, operation: str) -> AtollError:
     """Atoll's error for an exception of botocore. Raise it `from exc`."""
     kind, hint = _kind(exc), _hint(exc)
     if issubclass(kind, BackendError):
-        return kind(f"{what}: {exc}", executor=EXECUTOR, operation=operation, hint=hint)
+        reason = "no_credentials" if kind is AuthError and not code_of(exc) else ""
+        return kind(f"{what}: {exc}", executor=EXECUTOR, operation=operation, reason=reason, hint=hint)
     return kind(f"{what}: {exc}", hint=hint)
 
 

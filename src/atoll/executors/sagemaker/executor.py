@@ -7,25 +7,26 @@ another token is a conflict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import LAUNCH as LAUNCH_NUMBER
-from atoll.context import RUN_ID, STORE, RunContext
+from atoll.context import RUN_ID, STORE, WORLD_SIZE, RunContext
 from atoll.errors import RunNotFound, StopFailed, Unsupported
-from atoll.executors.base import Capabilities, Check, Plan, submit_or_stop
+from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.doctor import setup_checks
 from atoll.executors.sagemaker.errors import EXECUTOR
 from atoll.executors.sagemaker.jobs import Jobs
 from atoll.executors.sagemaker.logs import JobLog, follow_lines, no_log
-from atoll.executors.sagemaker.request import CAPABILITIES, job_name, training_request
+from atoll.executors.sagemaker.request import CAPABILITIES, RANK_DIGITS, job_name, training_request
 from atoll.executors.sagemaker.settings import Client, JobSettings, Lag, Rate, Region, Seconds, plan_hint
 from atoll.executors.sagemaker.status import is_over, replica_status
 from atoll.executors.sagemaker.submit import Submission
+from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
@@ -133,11 +134,32 @@ class SageMakerTrainingExecutor:
             yield from log.new_lines(streams) if tail is None else log.last_lines(streams, tail)
 
     def origin(self, handle: RunHandle) -> RunContext | None:
-        job = self._jobs.describe(handle.scope, job_name(handle.native_id, 0))
-        variables = {} if job is None else job.get("Environment", {})
-        known = RUN_ID in variables and STORE in variables
+        found = self._context_of(self._jobs.describe(handle.scope, job_name(handle.native_id, 0)))
+        return None if found is None else found[0]
+
+    def _context_of(self, job: Mapping[str, Any] | None) -> tuple[RunContext, int] | None:
+        """The run of a described job and its number of replicas; None if it is not a replica of Atoll."""
+        variables = {} if job is None else job.get("Environment") or {}
+        if not {RUN_ID, STORE, WORLD_SIZE} <= variables.keys():
+            return None
         launch = int(variables.get(LAUNCH_NUMBER, 1))
-        return RunContext(variables[RUN_ID], variables[STORE], launch) if known else None
+        return RunContext(variables[RUN_ID], variables[STORE], launch), int(variables[WORLD_SIZE])
+
+    def strays(self) -> list[Stray]:
+        """Jobs in progress in this region whose variables are those of a replica. One describe call for each run."""
+        found: list[Stray] = []
+        contexts: dict[str, tuple[RunContext, int] | None] = {}
+        for name in self._jobs.in_progress(self._client.region):
+            label, _, rank = name.rpartition("-")
+            if len(rank) != RANK_DIGITS or not rank.isdecimal():
+                continue
+            if label not in contexts:
+                contexts[label] = self._context_of(self._jobs.describe(self._client.region or "", name))
+            if (known := contexts[label]) is not None:
+                context, replicas = known
+                handle = RunHandle(self.name, self._client.region or "", label, replicas)
+                found.append(Stray(handle, name, f"rank {int(rank)} of run `{context.run_id}`", context))
+        return found
 
     def diagnose(self) -> list[Check]:
         return setup_checks(self._client, self._settings)

@@ -34,7 +34,9 @@ class Jobs:
         One list call covers a hundred jobs. A describe call follows only for a job that the list does not have (yet)
         and, with `with_reasons`, for a job whose summary does not say why it ended.
         """
-        listed = {str(job["TrainingJobName"]): job for job in self._list(region, label)}
+        listed = {
+            str(job["TrainingJobName"]): job for job in self._list(region, f"jobs of `{label}`", NameContains=label)
+        }
         names = [job_name(label, rank) for rank in range(replicas)]
         found = {name: listed.get(name) or self.describe(region, name) for name in names}
         missing = [name for name in names if found[name] is None]
@@ -128,21 +130,27 @@ class Jobs:
             self._reasons[key] = found
         return self._reasons[key]
 
-    def _list(self, region: str, label: str) -> list[Job]:
+    def in_progress(self, region: str | None) -> list[str]:
+        """The names of all jobs of the account in this region that run or wait."""
+        return [
+            str(job["TrainingJobName"]) for job in self._list(region, "jobs in progress", StatusEquals="InProgress")
+        ]
+
+    def _list(self, region: str | None, what: str, **chosen: Any) -> list[Job]:
         found: list[Job] = []
         more: dict[str, Any] = {}
-        pages = Pages(f"the list of jobs of `{label}`", "status")
+        pages = Pages(f"the list of {what}", "status")
         while True:
             answer = self._client.call(
                 "sagemaker",
                 "list_training_jobs",
                 "status",
-                f"jobs of `{label}`",
+                what,
                 region=region,
-                NameContains=label,
                 MaxResults=_PAGE,
                 SortBy="Name",
                 SortOrder="Ascending",
+                **chosen,
                 **more,
             )
             found += answer.get("TrainingJobSummaries", [])

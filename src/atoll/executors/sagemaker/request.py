@@ -24,6 +24,7 @@ ENTRYPOINT = ("python", "-m", "atoll.replica")
 LAUNCH = "ATOLL_LAUNCH"
 """The variable with the launch token. A job's description contains it, so recognizing a job needs no second call."""
 TOKEN_TAG = "atoll:launch"  # noqa: S105
+RANK_DIGITS = 5
 MOST_GRACE_S = 105.0
 """SageMaker kills a container 120 s after SIGTERM; the uploader needs the rest to store the outcome."""
 _DEFAULT_WAIT_S = 3600
@@ -81,7 +82,7 @@ def run_label(context: RunContext) -> str:
 
 
 def job_name(label: str, rank: int) -> str:
-    return f"{label}-{rank:05d}"
+    return f"{label}-{rank:0{RANK_DIGITS}d}"
 
 
 def training_job(

@@ -28,7 +28,8 @@ from atoll.errors import (
     Unsupported,
     translating,
 )
-from atoll.executors.base import Capabilities, Plan, check, store_problems, submit_or_stop
+from atoll.executors.base import Capabilities, Plan, check, store_problems
+from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
