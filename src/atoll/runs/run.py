@@ -10,10 +10,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atoll import journal, registry
+from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext, default_store
 from atoll.errors import (
@@ -24,6 +26,7 @@ from atoll.errors import (
     Problems,
     RunNotFound,
     StoreError,
+    StoreUnavailable,
     WaitTimeout,
 )
 from atoll.executors.base import Executor, HandleResolver, Plan, Preflighter
@@ -36,13 +39,15 @@ from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import StoredRun
 from atoll.runs.wait import OnDeadline, wait
-from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, is_own_script
-from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, own_script
+from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus, with_progress
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
 from atoll.validation import shown
 
 log = logging.getLogger("atoll.runs")
+_RECORD_TIMEOUT_S = 15.0
+"""How long `attach` and `Run.cancel` wait for the store if they can do without it."""
 _STATUS_TIMEOUT_S = 10.0
 """`Run.wait` retries a store request for at most this long, so that the caller sees an outage soon."""
 
@@ -101,10 +106,12 @@ def prepare(
             "a run was launched while a replica was loading your code, so each replica would launch another run",
             hint="put the launch under `if __name__ == '__main__':`",
         )
-    if is_own_script(entry):
+    if (script := own_script(entry)) is not None:
+        name = os.path.basename(script)
         raise ConfigError(
-            f"a replica that runs `{entry}` launches `{entry}`, so each replica would launch another run",
-            hint="launch a function of it: `script.py:function`",
+            f"a replica runs `{name}`, and this script launches itself, so each replica would launch another run",
+            hint=f"start it with `python {name}`, or run its function: `atoll run {name}:FUNCTION`",
+            reason="launches_itself",
         )
     problems, uri = Problems(), store or default_store()
     executor = problems.trying(lambda: executor_for(on, settings))
@@ -161,17 +168,26 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
     try:
         if run_id is None or where is None:
             raise RunNotFound(
-                f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
+                f"no run `{run}` in the local index",
+                hint="give its store: `attach(run, store=…)`, or `--store URI` on the command line",
             )
-        return Run.stored(registry.open_store(where), run_id, handle, settings)
-    except (StoreError, RunNotFound) as exc:
+        read = partial(_read_run, where, run_id, handle, settings)
+        return read() if known_handle is None else answer_within(_RECORD_TIMEOUT_S, read)
+    except (StoreError, RunNotFound, Unanswered) as problem:
+        exc = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
         if known_handle is None:
             raise
         found = UnrecordedRun(run_id or known_handle.native_id, known_handle, exc, settings)
         if isinstance(exc, RunNotFound) and not found.is_known_to_backend:
             raise
-        log.warning("%s; only the handle of run `%s` is known", exc.message, found.id)
+        log.info("%s; only the handle of run `%s` is known", exc.message, found.id)
         return found
+
+
+def _read_run(
+    store: str | os.PathLike[str], run_id: str, handle: RunHandle | None, settings: Mapping[str, Any] | None
+) -> Run:
+    return Run.stored(registry.open_store(store), run_id, handle, settings)
 
 
 def _origin(
@@ -299,7 +315,7 @@ class Run:
         if not progress:
             return status
         beats = self._stored.progress(len(status.replicas))
-        return status.with_replicas(replace(r, progress=beats.get(r.rank, r.progress)) for r in status.replicas)
+        return status.with_replicas(with_progress(r, beats.get(r.rank)) for r in status.replicas)
 
     def wait(
         self,
@@ -357,13 +373,13 @@ class Run:
     def _cancel(self, why: str) -> Stopped:
         store = with_retry_timeout(self.store, _STATUS_TIMEOUT_S)
         handle, is_started = self._handle, self._handle is not None
-        try:
-            if handle is None:
-                launch = journal.newest_launch(store, self.id)
+        if handle is None:
+            try:
+                launch = answer_within(_RECORD_TIMEOUT_S, lambda: journal.newest_launch(store, self.id))
                 handle, is_started = launch.handle, launch.handle is not None
                 handle = handle or self._intended(store)
-        except StoreError as exc:
-            log.debug("run %s: the store does not say whether it was started: %s", self.id, exc.message)
+            except (StoreError, Unanswered) as exc:
+                log.debug("run %s: the store does not say whether it was started: %s", self.id, exc)
         handle = handle or planned_handle(self.executor, self.plan())
         if handle is None:
             message = f"the launcher of run `{self.id}` died, and only it knew what it started"
@@ -374,11 +390,14 @@ class Run:
         if before is not None and before.is_terminal and is_started:
             return Stopped(before)
         ended = () if before is None else tuple(r.rank for r in before.replicas if _has_ended(r))
+        cancel = Cancel(why, ended if is_started else ())
+        record = partial(journal.record_cancel, store, self.id, cancel, launch=self.launch)
         try:
-            journal.record_cancel(store, self.id, Cancel(why, ended if is_started else ()), launch=self.launch)
-        except StoreError as exc:
-            log.warning("run %s is stopped, but the store could not record that: %s", self.id, exc.message)
-            return Stopped(before, exc)
+            answer_within(_RECORD_TIMEOUT_S, record)
+        except (StoreError, Unanswered) as problem:
+            error = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
+            log.info("run %s is stopped, but the store could not record that: %s", self.id, error.message)
+            return Stopped(before, error)
         if not is_started:
             # A launcher that checked for a cancellation before the record was written has created all its replicas
             # by now; a later one sees the record and stops its replicas itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -11,9 +12,11 @@ from atoll.cli.launch_options import complete_run, store_option
 from atoll.cli.output import Output, error_record
 from atoll.cli.render import counts_text
 from atoll.cli.runs import find_run
-from atoll.errors import AtollError, StoreError
-from atoll.runs.run import Run, status_or_none
+from atoll.errors import AtollError, ConfigError, RunNotFound, StoreError, UnknownName, UsageError
+from atoll.runs.run import Run, attach, status_or_none
 from atoll.status import RunStatus
+
+log = logging.getLogger("atoll.cli")
 
 
 @command("End", short_help="Stop runs; return when none of their replicas runs any more.")
@@ -41,7 +44,7 @@ def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> Non
 
 
 def _cancel(out: Output, name: str, store: str | None) -> dict[str, Any]:
-    run = find_run(name, store)
+    run = _found(out, name, store)
     stopped = run.cancel()
     before, after = stopped.before, _status(run)
     was_over = before is not None and before.is_terminal
@@ -57,6 +60,21 @@ def _cancel(out: Output, name: str, store: str | None) -> dict[str, Any]:
         "recorded": stopped.record_error is None,
         **({"warning": stopped.warning} if stopped.warning else {}),
     }
+
+
+def _found(out: Output, name: str, store: str | None) -> Run:
+    """The run. A wrong configuration must not keep a run alive: what is wrong is left out, with a warning."""
+    try:
+        return find_run(name, store)
+    except (UnknownName, UsageError):
+        raise
+    except ConfigError as exc:
+        out.say(f"warning: {exc.message}\nwarning: the cancel goes on without the settings of this folder", "warn")
+        log.info("cancel without the settings of this folder: %s", exc.code)
+    try:
+        return attach(name, store=store)
+    except RunNotFound as exc:
+        raise RunNotFound(exc.message, hint="correct the configuration, then repeat the cancel") from exc
 
 
 def _status(run: Run) -> RunStatus | None:

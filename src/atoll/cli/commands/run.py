@@ -16,6 +16,7 @@ from atoll.cli.render import (
     live_table,
     next_commands,
     rejected_text,
+    result_json,
     result_lines,
     success_text,
 )
@@ -102,7 +103,7 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
         out.say()
     with resume_hint(run, is_over=True):
         result = run.result()
-    out.data({**_identity(run), "state": status.state, "result": result.to_json()})
+    out.data({**_identity(run), "state": status.state, "result": result_json(result)})
     result.raise_for_failures()
     out.say(success_text(result, elapsed_s(status, time.time())), "good")
     if any(value is not None for value in result.values):
