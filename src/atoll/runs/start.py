@@ -98,8 +98,12 @@ class _Start:
             # This launcher may have created replicas after the other one stopped them.
             message = f"another launcher undid this launch: {decided.undone}"
             self._stop_and_raise(SubmitError(message, executor=self._executor.name))
-        log.info("run %s: started on %s as %s", self._run_id, self._executor.name, decided.handle)
-        self._check_not_cancelled(decided.handle)
+        try:
+            log.info("run %s: started on %s as %s", self._run_id, self._executor.name, decided.handle)
+            self._check_not_cancelled(decided.handle)
+        except KeyboardInterrupt as exc:
+            exc.add_note(f"run `{self._run_id}` was started and continues: {decided.handle}")
+            raise
         return decided
 
     def _submit(self) -> RunHandle:
@@ -151,7 +155,9 @@ class _Start:
 
     def _check_not_cancelled(self, handle: RunHandle) -> None:
         """Raise `Conflict` if the run was cancelled while it started; its replicas are stopped first."""
-        cancel = journal.read_cancel(self._store, self._run_id, launch=self._number)
+        cancel = None
+        with suppress(StoreError):  # the handle is recorded, so the run can be stopped later
+            cancel = journal.read_cancel(self._store, self._run_id, launch=self._number)
         if cancel is None and not _has_cancelled_ranks(self._executor, handle):
             return
         log.info("run %s was cancelled while it started: stop it", self._run_id)

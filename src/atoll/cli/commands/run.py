@@ -74,7 +74,7 @@ def _submit(out: Output, made: Draft) -> Run:
     except KeyboardInterrupt as exc:
         if run is None:
             # The notes say whether the launch was undone, or was complete already.
-            message = "; ".join(getattr(exc, "__notes__", ())) or "nothing was started"
+            message = "; ".join(getattr(exc, "__notes__", ())) or "the launch was not finished"
             raise Interrupted(relaunch_text(made.spec.run_id), message=message) from None
         raise _detached(out, run) from None
     out.data(_identity(run))
