@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from typing import Any
 
 import click
 
-from atoll.cli.app import command
+from atoll.cli.app import Interrupted, command
 from atoll.cli.launch_options import complete_run, store_option
 from atoll.cli.output import Output, error_record
 from atoll.cli.render import counts_text
@@ -33,6 +34,9 @@ def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> Non
     for name in runs:
         try:
             done.append(_cancel(out, name, store))
+        except KeyboardInterrupt:
+            hint = f"`atoll cancel {shlex.join(runs)}` stops the rest"
+            raise Interrupted(hint, message=f"replicas of run `{name}` may still run") from None
         except AtollError as exc:
             first = first or exc
             done.append({"run_id": name, "error": exc.code, **error_record(exc)})
