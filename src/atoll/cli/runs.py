@@ -12,8 +12,9 @@ from atoll import journal, registry
 from atoll.errors import AtollError, RunNotFound, closest
 from atoll.handle import RunHandle
 from atoll.runs import config, index
+from atoll.runs.attach import attach
 from atoll.runs.config import Config
-from atoll.runs.run import Run, attach
+from atoll.runs.run import Run
 from atoll.runs.stored import StoredRun
 from atoll.stores.base import Store
 

@@ -14,7 +14,8 @@ from atoll.cli.output import Output, error_record
 from atoll.cli.render import counts_text
 from atoll.cli.runs import find_run
 from atoll.errors import AtollError, ConfigError, RunNotFound, StoreError, UnknownName, UsageError
-from atoll.runs.run import Run, attach, status_or_none
+from atoll.runs.attach import attach
+from atoll.runs.run import Run, status_or_none
 from atoll.status import RunStatus
 
 log = logging.getLogger("atoll.cli")
