@@ -70,6 +70,8 @@ class Launch(NamedTuple):
     """Set if the launch was started."""
     undone: str | None = None
     """Why the launch was undone; None if it was not."""
+    was_there: bool = False
+    """Whether the run was started before this launcher came."""
 
 
 def newest_launch(store: Store, run_id: str) -> Launch:

@@ -22,6 +22,7 @@ from atoll.errors import ConfigError, InvalidSpec, Problems
 from atoll.runs import config
 from atoll.runs.config import FIELDS
 from atoll.runs.run import Draft, prepare
+from atoll.spec import Entry
 
 F = TypeVar("F", bound=Callable[..., Any])
 _RANKS = re.compile(r"(\d+)(?:-(\d+))?\Z")
@@ -207,6 +208,12 @@ def announce(out: Output, made: Draft) -> None:
 
 def say_notes(out: Output, made: Draft) -> None:
     """Print what a user should know before the launch; the price is last."""
+    task = made.spec.task
+    if task.code.kind == "image":
+        place = Entry.parse(task.entry).script or Entry.parse(task.entry).module
+        out.say(
+            f"  note: the image must contain `{place}`, which is not checked; `--workspace .` sends this folder instead"
+        )
     for note in made.plan.notes:
         out.say(f"  note: {note}")
 

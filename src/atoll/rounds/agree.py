@@ -357,7 +357,8 @@ def diverged(context: RoundContext, round_no: int, rejected: Mapping[int, Reject
     others = [
         f"; that of rank {rank}: {refused.detail}" for rank, refused in rejected.items() if rank not in not_finite
     ]
-    message = f"training diverged: in round {round_no} the {which} NaN or infinite values" + "".join(others)
+    what = f"the {which} NaN or infinite values" if not_finite else "every update is far larger than in earlier rounds"
+    message = f"training diverged: in round {round_no} {what}" + "".join(others)
     run = shlex.quote(context.run_id)
     hint = f"`atoll top {run}` and `atoll logs {run}` show the loss; lower the learning rate or clip the gradients"
     return RoundError(message, round_no=round_no, reason="diverged", hint=hint)

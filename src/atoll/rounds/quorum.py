@@ -48,7 +48,7 @@ Decision: TypeAlias = Wait | CommitDecision | GiveUp
 
 _GRACE_S = 30.0
 _DIVERGED = {"finite", "norm"}
-"""If all updates of a round fail these checks, and one of them is not finite, then training has diverged."""
+"""If all updates of a round fail these checks, then training has diverged."""
 _KINDS = {
     "least": Kind("a whole number from 1, or None for every member", is_count, may_be_none=True),
     "grace_s": SECONDS,
@@ -146,7 +146,7 @@ def decide(
     usable = tuple(sorted(arrived))
     missing = sorted(set(members) - set(arrived))
     awaited = set(missing) - set(rejected) - set(left)
-    if not usable and not awaited and "finite" in failed_checks and set(failed_checks) <= _DIVERGED:
+    if not usable and not awaited and failed_checks and set(failed_checks) <= _DIVERGED:
         return GiveUp("every update was rejected", (), is_diverged=True)
     if rejected and policy.on_rejected == "stop":
         return GiveUp(f"the update of {_listed(sorted(rejected))} was rejected", tuple(sorted(rejected)))

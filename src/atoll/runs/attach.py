@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from atoll.executors.base import Executor, HandleResolver
 from atoll.handle import RunHandle
 from atoll.runs import index
 from atoll.runs.run import RECORD_TIMEOUT_S, Run, Stopped, status_or_none
-from atoll.status import ReplicaState, RunStatus
+from atoll.status import RunStatus
 
 log = logging.getLogger("atoll.runs")
 
@@ -45,9 +46,10 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
         if known_handle is None:
             raise
         found = UnrecordedRun(run_id or known_handle.native_id, known_handle, exc, settings)
-        if isinstance(exc, RunNotFound) and not found.is_known_to_backend:
+        if isinstance(exc, RunNotFound) and not found.may_run:
             raise
         log.info("%s; only the handle of run `%s` is known", exc.message, found.id)
+        exc.hint = f"its replicas may still run: `atoll cancel {shlex.quote(run)}` stops them without the store"
         return found
 
 
@@ -94,9 +96,9 @@ class UnrecordedRun(Run):
         return f"<UnrecordedRun {self.id} on {self.executor.name}, {self.handle}>"
 
     @property
-    def is_known_to_backend(self) -> bool:
-        """Whether the backend knows any replica of the run."""
-        return any(replica.state is not ReplicaState.LOST for replica in self.status().replicas)
+    def may_run(self) -> bool:
+        """Whether the backend says that a replica has not ended."""
+        return not self.status().is_terminal
 
     def status(self, *, progress: bool = True) -> RunStatus:  # noqa: ARG002  heartbeats are in the store
         """The status of every rank, from the backend alone."""

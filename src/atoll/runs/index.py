@@ -49,6 +49,11 @@ def _path(run_id: str, store: str) -> Path:
     return home() / "index" / f"{name}.json"
 
 
+def find_in(store: str, run_id: str) -> Known | None:
+    """The run with this id in this store."""
+    return next((known for known in _read() if (known.run_id, known.store) == (run_id, store)), None)
+
+
 def everything() -> list[Known]:
     """Every run in the index, the newest first."""
     return sorted(_read(), key=lambda known: -known.at)

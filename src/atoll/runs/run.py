@@ -162,7 +162,9 @@ class Draft:
     def submit(self) -> Run:
         """Record, then start. If this process is killed, the next submit with the same run id continues from there."""
         launch = start(self)
-        return Run(self.spec, self.executor, self.store, launch.handle, launch=launch.number)
+        run = Run(self.spec, self.executor, self.store, launch.handle, launch=launch.number)
+        run.was_there = launch.was_there
+        return run
 
     def planned(self, launch: int) -> Plan:
         """The plan of a launch of this run; native names contain the number of a later launch."""
@@ -197,10 +199,12 @@ class Stopped:
         """What the missing record means; empty if nothing is missing."""
         if self.record_error is None:
             return ""
+        if isinstance(self.record_error, RunNotFound):
+            return f"the replicas are stopped, but nothing records that: {self.record_error.message}"
         return (
             "the replicas are stopped, but the store could not record that: "
             f"{self.record_error.message}. `status` may show them as lost instead of cancelled, and a launcher that "
-            "is starting this run at this moment is not told; repeat the cancel when the store answers"
+            "is starting this run at this moment does not see the stop; repeat the cancel when the store answers"
         )
 
 
@@ -221,6 +225,8 @@ class Run:
         self.id = spec.run_id
         self.launch = launch
         """The number of the launch; greater than 1 if earlier launches were undone."""
+        self.was_there = False
+        """Whether `launch` found the run already started, and started nothing."""
         self._handle = handle
         self._clock = clock
         self._stored = StoredRun(store, spec.run_id, launch)

@@ -42,8 +42,9 @@ def start(draft: Draft) -> Launch:
         log.info("run %s exists already: adopt it", run_id)
         if _has_cancelled_ranks(draft.executor, found.handle):
             raise _half_cancelled(run_id, draft.executor.status(found.handle))
-        index.remember(run_id, store.uri, str(found.handle))
-        return found
+        if index.find_in(store.uri, run_id) is None:
+            index.remember(run_id, store.uri, str(found.handle))
+        return found._replace(was_there=True)
     if found.undone is not None:
         _stop_leftovers(draft, found)
         return _Start(draft, found.number + 1).run()
@@ -107,8 +108,9 @@ class _Start:
         return decided
 
     def _submit(self) -> RunHandle:
-        if isinstance(self._executor, Starter):
-            return self._executor.start(self._plan)
+        if self._handle is not None and isinstance(self._executor, Starter):
+            self._executor.start(self._plan)
+            return self._handle
         handle = self._executor.submit(self._plan)
         index.remember(self._run_id, self._store.uri, str(handle))
         return handle
@@ -162,7 +164,11 @@ class _Start:
             return
         log.info("run %s was cancelled while it started: stop it", self._run_id)
         self._executor.cancel(handle)
-        raise _cancelled(self._run_id, cancel.why if cancel else "its replicas were stopped while it started")
+        if cancel is not None:
+            raise _cancelled(self._run_id, cancel.why)
+        if self._is_first_launcher:
+            self._withdraw()  # the records say that it was started
+        raise _cancelled(self._run_id, "replicas with its names were stopped, earlier or while it started")
 
     def _record_handle(self, handle: RunHandle) -> Launch:
         return journal.record_handle(self._store, self._run_id, handle, launch=self._number)

@@ -78,7 +78,13 @@ def _submit(out: Output, made: Draft) -> Run:
             raise Interrupted(relaunch_text(made.spec.run_id), message=message) from None
         raise _detached(out, run) from None
     out.data(_identity(run))
-    out.event("started", _identity(run))
+    out.event("adopted" if run.was_there else "started", _identity(run))
+    if run.was_there:
+        out.say(
+            f"run `{run.id}` exists already: nothing new is started, and changes of your code have no effect; "
+            "another --run-id starts a new run",
+            "warn",
+        )
     return run
 
 

@@ -37,14 +37,20 @@ def sweep_command(out: Output, on: tuple[str, ...], dry_run: bool, yes: bool, in
     `--include-unknown` stops them.
     """
     sweepers, errors = _sweepers(out, on, config.load()), list[str]()
-    found = [(executor, each) for executor in sweepers for each in _leftovers(out, executor, errors, is_named=bool(on))]
+    answers = {e.name: (e, _leftovers(out, e, errors, is_named=bool(on))) for e in sweepers}
+    searched = [name for name, (_, found) in answers.items() if found is not None]
+    found = [(executor, each) for executor, several in answers.values() for each in several or ()]
     chosen = [(executor, each) for executor, each in found if include_unknown or not each.is_unknown]
     stopped: list[str] = []
-    out.data({"asked": [e.name for e in sweepers], "strays": [_json(*each) for each in found], "stopped": stopped})
+    not_searched = [name for name in answers if name not in searched]
+    strays = [_json(*each) for each in found]
+    out.data({"asked": searched, "not_searched": not_searched, "strays": strays, "stopped": stopped})
     if found:
         out.text(_table_text(out, found))
     else:
-        out.say(f"no leftover replicas on {', '.join(e.name for e in sweepers) or 'any backend'}")
+        out.say(f"no leftover replicas on {', '.join(searched) or 'the backends that were searched: none'}")
+    if not_searched:
+        out.say(f"not searched, so leftovers are possible: {', '.join(not_searched)}", "warn")
     if len(chosen) < len(found):
         out.say("the runs of `unknown` replicas may be healthy: `--include-unknown` stops these replicas too")
     if chosen and not dry_run and _may_stop(out, yes, len(chosen)):
@@ -85,17 +91,18 @@ def _sweepers(out: Output, names: Sequence[str], settings: Config) -> list[Execu
     return found
 
 
-def _leftovers(out: Output, executor: Any, errors: list[str], *, is_named: bool) -> list[Leftover]:
+def _leftovers(out: Output, executor: Any, errors: list[str], *, is_named: bool) -> list[Leftover] | None:
+    """What was found; None if the backend could not be searched."""
     try:
         return leftovers(executor)
     except AtollError as exc:
         is_unused = isinstance(exc, ConfigError) or exc.reason == "no_credentials"
         if is_unused and not is_named:
             out.say(f"{executor.name}: not searched: {exc.message}")
-            return []
+            return None
         errors.append(f"{executor.name}: {exc.message}")
         out.say(f"{executor.name}: the search failed: {exc.message}")
-        return []
+        return None
 
 
 def _table_text(out: Output, found: Sequence[tuple[Executor, Leftover]]) -> str:
