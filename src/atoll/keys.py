@@ -96,7 +96,7 @@ class RunKeys:
         return f"{self._launch_prefix}handle.json"
 
     def start(self, rank: int, attempt: int) -> str:
-        """Created by the container of this attempt; so containers count attempts where the service does not."""
+        """Created in the container of this attempt; so containers count attempts where the service does not."""
         return f"{self.prefix}start/{number(rank, 5)}.{number(attempt, 3)}.json"
 
     def cancelled(self) -> str:

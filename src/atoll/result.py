@@ -139,6 +139,16 @@ def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled:
         return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=why)
     if outcome is None or outcome.attempt < replica.attempt:
         return replica
+    if replica.state is ReplicaState.SUCCEEDED and outcome.state is ReplicaState.FAILED:
+        # The container exited with 0, but the newest attempt that is recorded failed: its success is not in the store.
+        message = f"the process ended with exit code 0, but attempt {outcome.attempt} failed: {outcome.message}"
+        return replace(
+            replica,
+            state=ReplicaState.FAILED,
+            reason=Reason.NO_OUTCOME,
+            message=message,
+            attempt=outcome.attempt,
+        )
     if replica.state is ReplicaState.LOST:
         if cancelled and outcome.reason is Reason.PREEMPTED:
             return replace(replica, state=ReplicaState.CANCELLED, reason=Reason.CANCELLED, message=cancelled)
@@ -150,7 +160,7 @@ def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled:
             exit_code=outcome.exit_code,
             attempt=outcome.attempt,
         )
-    return replica
+    return replace(replica, attempt=outcome.attempt)  # supervisors in containers restart, and backends do not count
 
 
 def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaOutcome:

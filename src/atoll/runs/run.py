@@ -34,7 +34,7 @@ from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check, index
 from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
-from atoll.runs.stored import StoredRun
+from atoll.runs.stored import Beat, StoredRun
 from atoll.runs.wait import OnDeadline, wait
 from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, is_own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -298,8 +298,8 @@ class Run:
         status = self._joined(backend, self._stored.outcomes()) if _needs_store(backend) else backend
         if not progress:
             return status
-        beats = self._stored.progress(len(status.replicas))
-        return status.with_replicas(replace(r, progress=beats.get(r.rank, r.progress)) for r in status.replicas)
+        beats = self._stored.beats(len(status.replicas))
+        return status.with_replicas(self._with_beat(replica, beats.get(replica.rank)) for replica in status.replicas)
 
     def wait(
         self,
@@ -468,6 +468,17 @@ class Run:
         may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
         cancel = journal.read_cancel(self.store, self.id, launch=self.launch) if may_be_cancelled else None
         return join(backend, outcomes, cancelled=cancel.why, over=cancel.over) if cancel else join(backend, outcomes)
+
+    def _with_beat(self, replica: ReplicaStatus, beat: Beat | None) -> ReplicaStatus:
+        """The status with its heartbeat, which also knows of restarts inside a container."""
+        if beat is None:
+            return replica
+        replica = replace(replica, progress=beat.progress)
+        if beat.attempt <= replica.attempt:
+            return replica
+        before = None if replica.state.is_terminal else self._stored.outcome(replica.rank, beat.attempt - 1)
+        message = replica.message if before is None else f"attempt {before.attempt} ended: {before.message}"
+        return replace(replica, attempt=beat.attempt, message=message)
 
     def _with_last_lines(self, outcome: ReplicaOutcome) -> ReplicaOutcome:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreError
@@ -16,6 +16,13 @@ from atoll.status import Progress
 from atoll.stores.base import Store
 
 _PAUSE_S = 0.5
+
+
+class Beat(NamedTuple):
+    """The newest heartbeat of a rank."""
+
+    attempt: int
+    progress: Progress
 
 
 class StoredRun:
@@ -31,7 +38,14 @@ class StoredRun:
             newest[self._keys.parse_outcome(key).rank] = key
         return {rank: self._outcome(key, with_results) for rank, key in newest.items()}
 
-    def progress(self, replicas: int) -> dict[int, Progress]:
+    def outcome(self, rank: int, attempt: int) -> ReplicaOutcome | None:
+        """The outcome of one attempt; None if it wrote none."""
+        try:
+            return self._outcome(self._keys.outcome(rank, attempt), with_results=False)
+        except KeyNotFound:
+            return None
+
+    def beats(self, replicas: int) -> dict[int, Beat]:
         """The newest heartbeat of every rank that sent one."""
         if replicas <= 4 or self._store.uri.startswith(("file:", "memory:")):
             beats = [self._beat(rank) for rank in range(replicas)]
@@ -41,12 +55,13 @@ class StoredRun:
             beats = map_in_background(self._beat, range(replicas), most=16)  # a store with latency: many at once
         return {rank: beat for rank, beat in enumerate(beats) if beat is not None}
 
-    def _beat(self, rank: int) -> Progress | None:
+    def _beat(self, rank: int) -> Beat | None:
         try:
             beat = _json(self._store.get(self._keys.beat(rank)))
         except KeyNotFound:
             return None
-        return Progress(beat["round_no"], beat["metrics"], beat["last_line"], beat["beat_at"])
+        progress = Progress(beat["round_no"], beat["metrics"], beat["last_line"], beat["beat_at"])
+        return Beat(int(beat.get("attempt", 0)), progress)
 
     def attempts(self, rank: int) -> list[int]:
         """Attempts of a rank that have output, oldest first."""

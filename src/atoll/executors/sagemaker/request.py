@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from atoll.context import GRACE, RENDEZVOUS, STORE, RunContext, rank_environment
+from atoll.context import GRACE, MAX_RESTARTS, RENDEZVOUS, STORE, RunContext, rank_environment
 from atoll.executors.base import Capabilities, check, store_problems
 from atoll.executors.sagemaker.limits import limit_problems
 from atoll.executors.sagemaker.machines import GPUS, Machine, chosen_machine, has_local_disks, price_notes
 from atoll.executors.sagemaker.settings import CHECKPOINTS, JobSettings
 from atoll.spec import Placement
 
-CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), resources=False, gpus=GPUS | {"any"}, max_restarts=0)
+CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), resources=False, gpus=GPUS | {"any"})
 ENTRYPOINT = ("python", "-m", "atoll.replica")
 LAUNCH = "ATOLL_LAUNCH"
 """The variable with the launch token. A job's description contains it, so recognizing a job needs no second call."""
@@ -60,9 +60,7 @@ def training_request(
 def placement_problems(placement: Placement) -> Iterator[str]:
     """The parts of a placement that a training job does not support."""
     for problem in check(placement, CAPABILITIES):
-        if problem.startswith("max_restarts"):
-            yield f"{problem}; retry_attempts is for SageMaker's own errors"
-        elif not problem.startswith(
+        if not problem.startswith(
             ("cpus", "memory_gib", "gpu")
         ):  # reported below and by `chosen_machine`, with the remedy
             yield problem
@@ -115,6 +113,7 @@ def training_job(
             **rank_environment(rank, placement.rank_env),
             **placement.env,
             GRACE: f"{placement.grace_s:g}",
+            **({MAX_RESTARTS: str(placement.max_restarts)} if placement.max_restarts else {}),
         },
         "Tags": list(_tags(context, placement, settings, rank)),
         **_optional(settings, name),
@@ -172,6 +171,11 @@ def _context_problems(context: RunContext, settings: JobSettings) -> Iterator[st
 
 def _notes(placement: Placement, settings: JobSettings, machine: Machine) -> Iterator[str]:
     """What a user should know; the price is last."""
+    if placement.max_restarts:
+        yield (
+            f"restarts: at most {placement.max_restarts} for each replica, by the supervisor in its container, without "
+            "a launcher; a spot interruption counts"
+        )
     if settings.keep_alive_s:
         yield f"warm pool: each machine is kept, and billed, up to {settings.keep_alive_s} s after its job"
     if has_local_disks(machine.name):
