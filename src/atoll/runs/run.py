@@ -32,6 +32,7 @@ from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check, index
+from atoll.runs.replacement import Replacements, may_replace
 from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import Beat, StoredRun
@@ -312,6 +313,8 @@ class Run:
     ) -> RunStatus:
         """Return when the run has ended. After `timeout_s` raise `WaitTimeout`; `on_deadline="cancel"` cancels first.
 
+        Meanwhile a replica whose machine was lost is replaced, if the backend can do that and the run has restarts.
+
         `WaitTimeout.status` is the last status that was read. The deadline holds also while the service or the store
         does not answer.
 
@@ -326,9 +329,10 @@ class Run:
             self._clock,
             launch=self.launch,
         )
+        replacements = Replacements(short_timeout, self._handle, self._clock)
         try:
             status = wait(
-                lambda: short_timeout.status(progress=on_change is not None),
+                lambda: replacements.applied(short_timeout.status(progress=on_change is not None)),
                 timeout_s=timeout_s,
                 fail_fast=fail_fast,
                 on_change=on_change,
@@ -371,7 +375,8 @@ class Run:
         before = status_or_none(self.executor, handle)
         log.info("run %s: stop %s", self.id, handle)
         self.executor.cancel(handle)
-        if before is not None and before.is_terminal and is_started:
+        could_grow = may_replace(self.spec, self.executor)
+        if before is not None and before.is_terminal and is_started and not (could_grow and any(before.failures())):
             return Stopped(before)
         ended = () if before is None else tuple(r.rank for r in before.replicas if _has_ended(r))
         try:
@@ -379,9 +384,9 @@ class Run:
         except StoreError as exc:
             log.warning("run %s is stopped, but the store could not record that: %s", self.id, exc.message)
             return Stopped(before, exc)
-        if not is_started:
-            # A launcher that checked for a cancellation before the record was written has created all its replicas
-            # by now; a later one sees the record and stops its replicas itself.
+        if not is_started or could_grow:
+            # A launcher or a watcher that checked for a cancellation before the record was written has created all
+            # its replicas by now; a later one sees the record and stops its replicas itself.
             self.executor.cancel(handle)
         return Stopped(before)
 

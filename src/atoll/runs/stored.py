@@ -45,6 +45,11 @@ class StoredRun:
         except KeyNotFound:
             return None
 
+    def newest_start(self, rank: int) -> int | None:
+        """The newest attempt of a rank that began in a container; None if none has."""
+        found = [self._keys.parse_start(key).attempt for key in self._store.list(self._keys.starts_prefix(rank))]
+        return max(found, default=None)
+
     def beats(self, replicas: int) -> dict[int, Beat]:
         """The newest heartbeat of every rank that sent one."""
         if replicas <= 4 or self._store.uri.startswith(("file:", "memory:")):

@@ -1,0 +1,138 @@
+"""Replace replicas whose machine was lost, while a process waits for the run. `Run.wait` calls this at each reading.
+
+The supervisor in a container restarts its replica as long as the container lives. A machine that is lost takes the
+supervisor with it; then only a process elsewhere can start the rank again. Both use the same number of restarts, which
+the attempts in the store count. A rank is replaced only if
+
+* the backend says that its replica failed after it had started, for a reason that another machine may not have,
+* the store has no outcome of its newest attempt: otherwise its supervisor decided that this was the end,
+* this process would send the request that was recorded at the launch, and the run is not cancelled.
+
+`cancel` stops, records, and stops again. A watcher looks for the record after it has started a replacement. So one of
+the two stops a replacement that a cancellation races with.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from atoll import journal
+from atoll._time import Clock
+from atoll.errors import BackendError, ConfigError
+from atoll.executors.base import Executor, Replacer
+from atoll.handle import RunHandle
+from atoll.keys import RunKeys
+from atoll.runs.stored import StoredRun
+from atoll.spec import RunSpec
+from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+
+if TYPE_CHECKING:
+    from atoll.runs.run import Run
+
+_PASSING = frozenset({Reason.BACKEND, Reason.CAPACITY, Reason.KILLED, Reason.OOM, Reason.PREEMPTED})
+"""Reasons of a failure that may not happen again on another machine."""
+_BEAT_EVERY_S = 20.0
+
+log = logging.getLogger("atoll.runs")
+
+
+def may_replace(spec: RunSpec, executor: Executor) -> bool:
+    """Whether a process that waits for this run replaces lost machines."""
+    return spec.placement.max_restarts > 0 and isinstance(executor, Replacer)
+
+
+class Replacements:
+    """What one waiting process has replaced, and what it could not replace."""
+
+    def __init__(self, run: Run, handle: RunHandle | None, clock: Clock) -> None:
+        self._run, self._handle, self._clock = run, handle, clock
+        self._records = StoredRun(run.store, run.id, run.launch)
+        self._refused: dict[str, str] = {}
+        """Native id -> why this process cannot replace it."""
+        self._replaced: dict[int, int] = {}
+        """Rank -> the attempt that its replacement begins with."""
+        self._beat_at: dict[int, float] = {}
+
+    def applied(self, status: RunStatus) -> RunStatus:
+        """Replace every lost replica that may be replaced; the returned status has them as pending."""
+        if self._handle is not None and may_replace(self._run.spec, self._run.executor):
+            for replica in status.replicas:
+                if replica.state is ReplicaState.FAILED:
+                    status = self._without(replica, status)
+                elif replica.state is ReplicaState.PENDING and replica.rank in self._replaced:
+                    self._keep_alive(replica)
+        return status
+
+    def _without(self, failed: ReplicaStatus, status: RunStatus) -> RunStatus:
+        """The status after the failed replica was replaced, if it may be replaced."""
+        if failed.reason not in _PASSING or failed.started_at is None or failed.native_id is None:
+            return status
+        try:
+            if failed.native_id not in self._refused and not self._is_cancelled():
+                return self._replace(failed, failed.native_id, status)
+        except (BackendError, ConfigError) as exc:
+            if getattr(exc, "retryable", False):
+                raise
+            log.warning("run %s: rank %d cannot be replaced: %s", self._run.id, failed.rank, exc.message)
+            self._refused[failed.native_id] = exc.message
+        if why := self._refused.get(failed.native_id):
+            return _with(status, replace(failed, message=f"{failed.message}; not replaced: {why}"))
+        return status
+
+    def _replace(self, failed: ReplicaStatus, native_id: str, status: RunStatus) -> RunStatus:
+        run, executor = self._run, self._run.executor
+        attempt = self._next_attempt(failed)
+        if attempt is None:
+            return status
+        plan = run.plan()
+        journal.check_intent(run.store, run.id, plan.request, launch=run.launch)
+        assert isinstance(executor, Replacer)
+        started = executor.replace(plan, failed.rank, native_id)
+        if started is None:
+            return status
+        if self._is_cancelled():
+            log.info("run %s was cancelled while rank %d was replaced: stop it", run.id, failed.rank)
+            run.executor.cancel(run.handle)
+            return run.status()
+        log.warning("run %s: rank %d: `%s` replaces `%s`", run.id, failed.rank, started, native_id)
+        self._replaced[failed.rank] = attempt
+        self._keep_alive(failed)
+        message = f"`{started}` replaces `{native_id}`: {failed.message}"
+        pending = ReplicaStatus(failed.rank, ReplicaState.PENDING, Reason.RESTARTING, message, attempt=attempt)
+        return _with(status, replace(pending, native_id=started, progress=failed.progress))
+
+    def _next_attempt(self, failed: ReplicaStatus) -> int | None:
+        """The attempt that a replacement begins with; None if the rank has no restart left, or its end is recorded."""
+        # A container that was lost early has registered no attempt, but it was one.
+        newest = max(self._records.newest_start(failed.rank) or 0, failed.attempt)
+        if newest >= self._run.spec.placement.max_restarts:
+            return None
+        outcome = self._records.outcome(failed.rank, newest)
+        is_end = outcome is not None and outcome.reason is not Reason.PREEMPTED
+        return None if is_end else newest + 1
+
+    def _is_cancelled(self) -> bool:
+        return journal.is_cancelled(self._run.store, self._run.id, launch=self._run.launch)
+
+    def _keep_alive(self, replica: ReplicaStatus) -> None:
+        """Send the heartbeat of a replacement that waits for its machine, so that no other replica calls it dead."""
+        now = self._clock.monotonic()
+        if now - self._beat_at.get(replica.rank, -_BEAT_EVERY_S) < _BEAT_EVERY_S:
+            return
+        self._beat_at[replica.rank] = now
+        run, progress = self._run, replica.progress
+        beat = {
+            "attempt": self._replaced[replica.rank],
+            "round_no": progress.round_no,
+            "metrics": progress.metrics,
+            "last_line": progress.last_line,
+            "beat_at": self._clock.time(),
+        }
+        run.store.put(RunKeys(run.id, run.launch).beat(replica.rank), json.dumps(beat).encode())
+
+
+def _with(status: RunStatus, replica: ReplicaStatus) -> RunStatus:
+    return status.with_replicas(replica if r.rank == replica.rank else r for r in status.replicas)
