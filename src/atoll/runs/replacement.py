@@ -6,6 +6,7 @@ the attempts in the store count. A rank is replaced only if
 
 * the backend says that its replica failed after it had started, for a reason that another machine may not have,
 * the store has no outcome of its newest attempt: otherwise its supervisor decided that this was the end,
+* another rank may still be there to train with,
 * this process would send the request that was recorded at the launch, and the run is not cancelled.
 
 `cancel` stops, records, and stops again. A watcher looks for the record after it has started a replacement. So one of
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from atoll import journal
 from atoll._time import Clock
-from atoll.errors import BackendError, ConfigError
+from atoll.errors import BackendError, ConfigError, KeyNotFound
 from atoll.executors.base import Executor, Replacer
 from atoll.handle import RunHandle
 from atoll.keys import RunKeys
@@ -50,8 +51,8 @@ class Replacements:
     def __init__(self, run: Run, handle: RunHandle | None, clock: Clock) -> None:
         self._run, self._handle, self._clock = run, handle, clock
         self._records = StoredRun(run.store, run.id, run.launch)
-        self._refused: dict[str, str] = {}
-        """Native id -> why this process cannot replace it."""
+        self._final: dict[str, str] = {}
+        """Native id of a replica that is not replaced -> why this process could not; empty if it should not."""
         self._replaced: dict[int, int] = {}
         """Rank -> the attempt that its replacement begins with."""
         self._beat_at: dict[int, float] = {}
@@ -68,17 +69,17 @@ class Replacements:
 
     def _without(self, failed: ReplicaStatus, status: RunStatus) -> RunStatus:
         """The status after the failed replica was replaced, if it may be replaced."""
-        if failed.reason not in _PASSING or failed.started_at is None or failed.native_id is None:
+        if not _is_lost(failed) or failed.started_at is None or failed.native_id is None or _is_alone(failed, status):
             return status
         try:
-            if failed.native_id not in self._refused and not self._is_cancelled():
+            if failed.native_id not in self._final and not self._is_cancelled():
                 return self._replace(failed, failed.native_id, status)
-        except (BackendError, ConfigError) as exc:
-            if getattr(exc, "retryable", False):
+        except (BackendError, ConfigError, KeyNotFound) as exc:
+            if isinstance(exc, BackendError) and exc.retryable:
                 raise
             log.warning("run %s: rank %d cannot be replaced: %s", self._run.id, failed.rank, exc.message)
-            self._refused[failed.native_id] = exc.message
-        if why := self._refused.get(failed.native_id):
+            self._final[failed.native_id] = exc.message
+        if why := self._final.get(failed.native_id):
             return _with(status, replace(failed, message=f"{failed.message}; not replaced: {why}"))
         return status
 
@@ -86,12 +87,14 @@ class Replacements:
         run, executor = self._run, self._run.executor
         attempt = self._next_attempt(failed)
         if attempt is None:
+            self._final[native_id] = ""
             return status
         plan = run.plan()
         journal.check_intent(run.store, run.id, plan.request, launch=run.launch)
         assert isinstance(executor, Replacer)
         started = executor.replace(plan, failed.rank, native_id)
         if started is None:
+            self._final[native_id] = ""
             return status
         if self._is_cancelled():
             log.info("run %s was cancelled while rank %d was replaced: stop it", run.id, failed.rank)
@@ -132,6 +135,17 @@ class Replacements:
             "beat_at": self._clock.time(),
         }
         run.store.put(RunKeys(run.id, run.launch).beat(replica.rank), json.dumps(beat).encode())
+
+
+def _is_lost(replica: ReplicaStatus) -> bool:
+    return replica.state is ReplicaState.FAILED and replica.reason in _PASSING
+
+
+def _is_alone(failed: ReplicaStatus, status: RunStatus) -> bool:
+    """Whether every other rank has failed or was cancelled for good, so that a replacement would wait for nothing."""
+    others = [replica for replica in status.replicas if replica.rank != failed.rank]
+    over = (ReplicaState.FAILED, ReplicaState.CANCELLED)
+    return bool(others) and all(r.state in over and not _is_lost(r) for r in others)
 
 
 def _with(status: RunStatus, replica: ReplicaStatus) -> RunStatus:

@@ -180,6 +180,20 @@ def test_without_a_watcher_nothing_is_replaced(held, run):
     assert len(held.engine.jobs) == 2
 
 
+def test_a_rank_is_not_replaced_when_all_others_have_failed_for_good(held, run):
+    fail(held, name_of(run, 0), "AlgorithmError: , exit code: 1")
+    fail(held, name_of(run, 1))
+    assert watched(run).state is ReplicaState.FAILED
+    assert len(held.engine.jobs) == 2
+
+
+def test_a_run_whose_intent_is_not_recorded_is_not_replaced(held, bench, run):
+    bench.store.delete(RunKeys(run.id).intent())
+    fail(held, name_of(run, 1))
+    assert watched(run).replicas[1].state is ReplicaState.FAILED
+    assert len(held.engine.jobs) == 2
+
+
 def test_a_run_without_restarts_is_not_replaced(held, bench):
     run = order(bench, "hold", 1, run_id="once").draft(bench.executor(), bench.store_uri).submit()
     fail(held, name_of(run, 0))
@@ -284,7 +298,8 @@ def test_a_replacement_that_races_with_a_cancellation_is_stopped(held, bench, ru
 
 def test_a_replacement_that_is_created_before_the_cancellation_is_recorded_is_stopped(held, bench, run):
     """The watcher sees no record, so the cancellation has to look for the replacement after it has written one."""
-    fail(held, name_of(run, 1))
+    for rank in range(2):
+        fail(held, name_of(run, rank))
     other = Run(run.spec, bench.executor(), run.store, run.handle)
     stop, stops = other.executor.cancel, []
 
@@ -298,7 +313,7 @@ def test_a_replacement_that_is_created_before_the_cancellation_is_recorded_is_st
     other.executor.cancel = stop_then_watch
     other.cancel()
     assert stopped(held, bench)
-    assert stops[:2] == [[], [name_of(run, 1, 1)]]
+    assert stops[:2] == [[], [name_of(run, 0, 1), name_of(run, 1, 1)]]
 
 
 def test_a_failed_run_that_is_cancelled_is_not_replaced_later(held, run):
