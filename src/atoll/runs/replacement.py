@@ -6,7 +6,7 @@ the attempts in the store count. A rank is replaced only if
 
 * the backend says that its replica failed after it had started, for a reason that another machine may not have,
 * the store has no outcome of its newest attempt: otherwise its supervisor decided that this was the end,
-* another rank may still be there to train with,
+* the run had not ended when this process began to wait, and another rank may still be there to train with,
 * this process would send the request that was recorded at the launch, and the run is not cancelled.
 
 `cancel` stops, records, and stops again. A watcher looks for the record after it has started a replacement. So one of
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from atoll import journal
 from atoll._time import Clock
-from atoll.errors import BackendError, ConfigError, KeyNotFound
+from atoll.errors import BackendError, ConfigError, KeyNotFound, StoreError
 from atoll.executors.base import Executor, Replacer
 from atoll.handle import RunHandle
 from atoll.keys import RunKeys
@@ -56,10 +56,13 @@ class Replacements:
         self._replaced: dict[int, int] = {}
         """Rank -> the attempt that its replacement begins with."""
         self._beat_at: dict[int, float] = {}
+        self._has_seen_it_run = False
 
     def applied(self, status: RunStatus) -> RunStatus:
         """Replace every lost replica that may be replaced; the returned status has them as pending."""
-        if self._handle is not None and may_replace(self._run.spec, self._run.executor):
+        self._has_seen_it_run = self._has_seen_it_run or not status.is_terminal
+        is_possible = self._handle is not None and may_replace(self._run.spec, self._run.executor)
+        if is_possible and self._has_seen_it_run:  # a run that has ended stays as it is
             for replica in status.replicas:
                 if replica.state is ReplicaState.FAILED:
                     status = self._without(replica, status)
@@ -134,7 +137,10 @@ class Replacements:
             "last_line": progress.last_line,
             "beat_at": self._clock.time(),
         }
-        run.store.put(RunKeys(run.id, run.launch).beat(replica.rank), json.dumps(beat).encode())
+        try:
+            run.store.put(RunKeys(run.id, run.launch).beat(replica.rank), json.dumps(beat).encode())
+        except StoreError as exc:
+            log.debug("run %s: no heartbeat for rank %d: %s", run.id, replica.rank, exc.message)
 
 
 def _is_lost(replica: ReplicaStatus) -> bool:

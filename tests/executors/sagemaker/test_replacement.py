@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from services.sagemaker.server import Peer
 LOST = "InternalServerError: We encountered an internal error. Please try again."
 KILLED = "AlgorithmError: , exit code: 137"
 NEVER = 10_000
+LIMIT_S = 60.0
 CONTEXT = RunContext("exp", "s3://nowhere/exp")
 
 
@@ -60,6 +63,11 @@ def fail(peer: Peer, name: str, failure: str = LOST, *, has_started: bool = True
     job._started_at, job._ended_at = time.time() if has_started else None, time.time()
 
 
+def fail_all(peer: Peer, run: Run, *failures: str) -> None:
+    for rank, failure in enumerate(failures or (LOST, LOST)):
+        fail(peer, name_of(run, rank), failure)
+
+
 def going(peer: Peer) -> list[str]:
     """The jobs that bill: all that are not over."""
     return sorted(name for name, job in peer.engine.jobs.items() if not job.is_over)
@@ -74,17 +82,19 @@ class Seen(Exception):
     """Ends a wait."""
 
 
-def watched(run: Run) -> RunStatus:
-    """The first status that a process sees which waits for the run."""
+def watched(run: Run, then: Callable[[], None] | None = None) -> RunStatus:
+    """The first status that a waiting process sees; with `then`, do that after the first and return the second."""
     found: list[RunStatus] = []
 
     def end(status: RunStatus) -> None:
         found.append(status)
-        raise Seen
+        if then is None or len(found) == 2:
+            raise Seen
+        then()
 
     with pytest.raises(Seen):
-        run.wait(on_change=end)
-    return found[0]
+        run.wait(LIMIT_S, on_change=end)
+    return found[-1]
 
 
 # with containers
@@ -122,9 +132,12 @@ def test_the_output_of_all_jobs_of_a_rank_is_one_log(bench, peer):
     with launched(bench, "say", 1, args={"lines": ["hello"], "then_hold": True}, max_restarts=1) as run:
         entered(bench, run)
         until(bench, "the first log", lambda: _greetings(run) == 1)
-        os.kill(peer.engine.jobs[name_of(run, 0)].process.pid, signal.SIGKILL)
-        until(bench, "it failed", lambda: run.executor.status(run.handle).replicas[0].state is ReplicaState.FAILED)
-        watched(run)
+
+        def lose() -> None:
+            os.kill(peer.engine.jobs[name_of(run, 0)].process.pid, signal.SIGKILL)
+            until(bench, "it failed", lambda: run.status().replicas[0].state is ReplicaState.FAILED)
+
+        watched(run, lose)
         until(bench, "the second log", lambda: _greetings(run) == 2)
         assert run.executor.status(run.handle).replicas[0].native_id == name_of(run, 0, 1)
 
@@ -165,9 +178,7 @@ def test_a_replaced_rank_is_restarting_and_sends_a_heartbeat_until_it_runs(held,
 
 
 def test_a_job_that_was_lost_before_it_registered_has_used_an_attempt(held, bench, run):
-    for rank in range(2):
-        fail(held, name_of(run, rank))
-    watched(run)
+    watched(run, partial(fail_all, held, run))
     contract_jobs.let_go(bench.store, run.id)
     held.engine.admits.set()
     assert run.wait(bench.patience_s).state is ReplicaState.SUCCEEDED
@@ -181,9 +192,9 @@ def test_without_a_watcher_nothing_is_replaced(held, run):
 
 
 def test_a_rank_is_not_replaced_when_all_others_have_failed_for_good(held, run):
-    fail(held, name_of(run, 0), "AlgorithmError: , exit code: 1")
-    fail(held, name_of(run, 1))
-    assert watched(run).state is ReplicaState.FAILED
+    assert (
+        watched(run, partial(fail_all, held, run, "AlgorithmError: , exit code: 1", LOST)).state is ReplicaState.FAILED
+    )
     assert len(held.engine.jobs) == 2
 
 
@@ -196,8 +207,7 @@ def test_a_run_whose_intent_is_not_recorded_is_not_replaced(held, bench, run):
 
 def test_a_run_without_restarts_is_not_replaced(held, bench):
     run = order(bench, "hold", 1, run_id="once").draft(bench.executor(), bench.store_uri).submit()
-    fail(held, name_of(run, 0))
-    assert watched(run).state is ReplicaState.FAILED
+    assert watched(run, partial(fail, held, name_of(run, 0))).state is ReplicaState.FAILED
     assert len(held.engine.jobs) == 1
 
 
@@ -298,29 +308,43 @@ def test_a_replacement_that_races_with_a_cancellation_is_stopped(held, bench, ru
 
 def test_a_replacement_that_is_created_before_the_cancellation_is_recorded_is_stopped(held, bench, run):
     """The watcher sees no record, so the cancellation has to look for the replacement after it has written one."""
-    for rank in range(2):
-        fail(held, name_of(run, rank))
     other = Run(run.spec, bench.executor(), run.store, run.handle)
-    stop, stops = other.executor.cancel, []
+    stop, has_stopped, is_replaced = other.executor.cancel, Event(), Event()
 
-    def stop_then_watch(handle: Any) -> None:
+    def stop_then_pause(handle: Any) -> None:
         stop(handle)
-        stops.append(going(held))
-        if len(stops) == 1:
-            watched(run)
-            stops.append(going(held))
+        if not has_stopped.is_set():
+            has_stopped.set()
+            is_replaced.wait(LIMIT_S)
 
-    other.executor.cancel = stop_then_watch
-    other.cancel()
+    other.executor.cancel = stop_then_pause
+    with ThreadPoolExecutor(1) as pool:
+
+        def cancel() -> None:
+            fail_all(held, run)
+            ending.append(pool.submit(other.cancel))
+            has_stopped.wait(LIMIT_S)
+
+        ending: list[Future[Any]] = []
+        watched(run, cancel)
+        assert going(held) == [name_of(run, 0, 1), name_of(run, 1, 1)]
+        is_replaced.set()
+        ending[0].result()
     assert stopped(held, bench)
-    assert stops[:2] == [[], [name_of(run, 0, 1), name_of(run, 1, 1)]]
 
 
 def test_a_failed_run_that_is_cancelled_is_not_replaced_later(held, run):
-    for rank in range(2):
-        fail(held, name_of(run, rank))
-    run.cancel()
+    def cancel() -> None:
+        fail_all(held, run)
+        run.cancel()
+
+    assert watched(run, cancel).state is ReplicaState.FAILED
     assert journal.is_cancelled(run.store, run.id)
+    assert len(held.engine.jobs) == 2
+
+
+def test_a_run_that_has_ended_before_the_wait_stays_as_it_is(held, run):
+    fail_all(held, run)
     assert watched(run).state is ReplicaState.FAILED
     assert len(held.engine.jobs) == 2
 
