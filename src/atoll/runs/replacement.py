@@ -74,41 +74,56 @@ class Replacements:
         """The status after the failed replica was replaced, if it may be replaced."""
         if not _is_lost(failed) or failed.started_at is None or failed.native_id is None or _is_alone(failed, status):
             return status
-        try:
-            if failed.native_id not in self._final and not self._is_cancelled():
-                return self._replace(failed, failed.native_id, status)
-        except (BackendError, ConfigError, KeyNotFound) as exc:
-            if isinstance(exc, BackendError) and exc.retryable:
-                raise
-            log.warning("run %s: rank %d cannot be replaced: %s", self._run.id, failed.rank, exc.message)
-            self._final[failed.native_id] = exc.message
+        started = None
+        if failed.native_id not in self._final and not self._is_cancelled():
+            started = self._start(failed, failed.native_id)
+        if started is not None:
+            return self._replaced_by(started, failed, status)
         if why := self._final.get(failed.native_id):
             return _with(status, replace(failed, message=f"{failed.message}; not replaced: {why}"))
         return status
 
-    def _replace(self, failed: ReplicaStatus, native_id: str, status: RunStatus) -> RunStatus:
+    def _start(self, failed: ReplicaStatus, native_id: str) -> str | None:
+        """Start a replacement. Returns its native id; None if there is none, and then it is not tried again."""
         run, executor = self._run, self._run.executor
-        attempt = self._next_attempt(failed)
-        if attempt is None:
-            self._final[native_id] = ""
-            return status
-        plan = run.plan()
-        journal.check_intent(run.store, run.id, plan.request, launch=run.launch)
         assert isinstance(executor, Replacer)
-        started = executor.replace(plan, failed.rank, native_id)
+        started, why = None, ""
+        try:
+            attempt = self._next_attempt(failed)
+            if attempt is not None:
+                plan = run.plan()
+                journal.check_intent(run.store, run.id, plan.request, launch=run.launch)
+                started = executor.replace(plan, failed.rank, native_id)
+                self._replaced[failed.rank] = attempt
+        except (BackendError, ConfigError, KeyNotFound) as exc:
+            if isinstance(exc, BackendError) and exc.retryable:
+                raise
+            log.warning("run %s: rank %d cannot be replaced: %s", run.id, failed.rank, exc.message)
+            why = exc.message
         if started is None:
-            self._final[native_id] = ""
-            return status
+            self._final[native_id] = why
+        return started
+
+    def _replaced_by(self, started: str, failed: ReplicaStatus, status: RunStatus) -> RunStatus:
+        run = self._run
         if self._is_cancelled():
             log.info("run %s was cancelled while rank %d was replaced: stop it", run.id, failed.rank)
             run.executor.cancel(run.handle)
             return run.status()
-        log.warning("run %s: rank %d: `%s` replaces `%s`", run.id, failed.rank, started, native_id)
-        self._replaced[failed.rank] = attempt
+        log.warning("run %s: rank %d: `%s` replaces `%s`", run.id, failed.rank, started, failed.native_id)
         self._keep_alive(failed)
-        message = f"`{started}` replaces `{native_id}`: {failed.message}"
-        pending = ReplicaStatus(failed.rank, ReplicaState.PENDING, Reason.RESTARTING, message, attempt=attempt)
-        return _with(status, replace(pending, native_id=started, progress=failed.progress))
+        pending = replace(
+            failed,
+            state=ReplicaState.PENDING,
+            reason=Reason.RESTARTING,
+            message=f"`{started}` replaces `{failed.native_id}`: {failed.message}",
+            attempt=self._replaced[failed.rank],
+            native_id=started,
+            exit_code=None,
+            started_at=None,
+            ended_at=None,
+        )
+        return _with(status, pending)
 
     def _next_attempt(self, failed: ReplicaStatus) -> int | None:
         """The attempt that a replacement begins with; None if the rank has no restart left, or its end is recorded."""

@@ -19,6 +19,7 @@ import pytest
 
 from atoll import journal
 from atoll.context import ATTEMPT, RunContext
+from atoll.errors import StopFailed
 from atoll.executors.base import Replacer
 from atoll.executors.sagemaker.replacement import following_name, replacement_body
 from atoll.executors.sagemaker.request import job_name, parsed_name
@@ -28,6 +29,7 @@ from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState, RunStatus
 from atoll.testing import contract_jobs
 from atoll.testing.bench import Bench, Call, Fault, entered, launched, order, until
+from services.sagemaker.faults import REFUSALS
 from services.sagemaker.server import Peer
 
 LOST = "InternalServerError: We encountered an internal error. Please try again."
@@ -304,6 +306,16 @@ def test_a_replacement_that_races_with_a_cancellation_is_stopped(held, bench, ru
     assert stopped(held, bench)
     assert [r.state for r in status.replicas] == [ReplicaState.CANCELLED] * 2
     assert len(held.engine.jobs) == 3
+
+
+def test_a_replacement_that_a_watcher_cannot_stop_is_named(held, bench, run):
+    fail(held, name_of(run, 1))
+    other = Run(run.spec, bench.executor(), run.store, run.handle)
+    held.faults.on(Call.CREATE, lambda: other.cancel() and None, nth=1, after_effect=False)
+    held.faults.refuse(Call.STOP, *REFUSALS["denied"], name="-00001-r1")
+    with pytest.raises(StopFailed) as caught:
+        run.wait(LIMIT_S)
+    assert caught.value.left_running == (name_of(run, 1, 1),)
 
 
 def test_a_replacement_that_is_created_before_the_cancellation_is_recorded_is_stopped(held, bench, run):
