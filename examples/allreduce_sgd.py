@@ -56,7 +56,7 @@ def train(ctx: atoll.ReplicaContext, *, steps: int = 100, every: int = 1, lr: fl
             optimizer.step()
             if outer is not None and step % every == 0:
                 outer()
-            ctx.log(round_no=step // every, loss=loss.item())
+            ctx.log(round_no=step // every, rounds_total=max(1, steps // every), loss=loss.item())
         error_rate = 1 - accuracy(model)
         mean_error = ar.allreduce(torch.tensor(error_rate), "error").item()
         counters = ar.counters

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from atoll.result import ReplicaOutcome as ReplicaOutcome
     from atoll.result import RunResult as RunResult
     from atoll.rounds.quorum import Quorum as Quorum
+    from atoll.runs.attach import attach as attach
     from atoll.runs.run import Run as Run
-    from atoll.runs.run import attach as attach
     from atoll.runs.run import launch as launch
     from atoll.runs.run import prepare as prepare
     from atoll.spec import Placement as Placement
@@ -56,7 +56,7 @@ _MODULES = {
     "RunSpec": "atoll.spec",
     "RunStatus": "atoll.status",
     "Task": "atoll.spec",
-    "attach": "atoll.runs.run",
+    "attach": "atoll.runs.attach",
     "current": "atoll.context",
     "launch": "atoll.runs.run",
     "make_diloco_outer_loop": "atoll.training.allreduce",

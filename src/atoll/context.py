@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from _thread import get_ident
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.disk import is_full
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.names import ID_RULE, native_name, run_id_problem
 from atoll.validation import COUNT, INDEX, Kind, a, check_fields, plain, shown
@@ -35,6 +38,7 @@ TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
 MAX_RESTARTS = "ATOLL_MAX_RESTARTS"
 """Restarts of the entry point by the supervisors in all containers of a rank; absent if there are none."""
 RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LAUNCH, LABEL, TIMEOUT, GRACE, MAX_RESTARTS)
+_RECENT_ROUNDS = 16
 _HINT = "`atoll run` and `atoll.launch` start replicas; without them, pass `ctx=ReplicaContext(…)`"
 
 
@@ -144,16 +148,53 @@ class ReplicaContext:
 
         return open_store(self.store_uri)
 
-    def log(self, *, round_no: int | None = None, **metrics: float) -> None:
-        """Report progress: `atoll status`, `top` and the live table show it. Cheap; call it at every step."""
-        record = {"round_no": _round(round_no), "metrics": numbers(metrics)}
+    def log(self, *, round_no: int | None = None, rounds_total: int | None = None, **metrics: float) -> None:
+        """Report progress: `atoll status`, `top` and the live table show it. Cheap; call it at every step.
+
+        `round_no` is the number of finished rounds. With `rounds_total`, the views also show how long the remaining
+        rounds will take.
+        """
+        done, total = _count("round_no", round_no, INDEX), number_of_rounds(rounds_total)
+        record: dict[str, Any] = {"round_no": done, "metrics": numbers(metrics)}
+        if done is not None and total is not None:
+            record |= {"rounds_total": total, **self._pace.note(done)}
         if self.spool is None:
             return
         path = os.path.join(self.spool, "progress.json")
         fresh = f"{path}.{os.getpid()}.{get_ident()}"  # threads and forked workers may call this at the same time
-        with open(fresh, "w") as file:
-            json.dump(record, file)
-        os.replace(fresh, path)
+        try:
+            with open(fresh, "w") as file:
+                json.dump(record, file)
+            os.replace(fresh, path)
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            with suppress(OSError):  # training must not end because a report does not fit on the disk
+                os.unlink(fresh)
+
+    @cached_property
+    def _pace(self) -> Pace:
+        return Pace()
+
+
+class Pace:
+    """Measures how long a round takes: the median of the last rounds that this process reported."""
+
+    def __init__(self) -> None:
+        self._round_no: int | None = None
+        self._began = self._at = 0.0
+        self._recent: tuple[float, ...] = ()
+
+    def note(self, round_no: int) -> dict[str, float]:
+        """`round_s`, and `round_at`, when `round_no` rounds were finished; empty before a round was measured."""
+        now = time.monotonic()
+        if round_no != self._round_no:
+            before, self._round_no = self._round_no, round_no
+            if before is not None and round_no > before:
+                self._recent = (*self._recent[1 - _RECENT_ROUNDS :], (now - self._began) / (round_no - before))
+            self._began, self._at = now, time.time()
+        recent = sorted(self._recent)
+        return {"round_s": recent[len(recent) // 2], "round_at": self._at} if recent else {}
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -169,11 +210,16 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _round(given: Any) -> int | None:
-    round_no = plain(given)
-    if round_no is not None and not INDEX.fits(round_no):
-        raise InvalidSpec("log", [f"round_no={shown(given)}: a whole number from 0, or None"])
-    return round_no  # type: ignore[no-any-return]
+def number_of_rounds(given: Any) -> int | None:
+    """The argument `rounds_total` of `log`; `InvalidSpec` if it is not a whole number from 1."""
+    return _count("rounds_total", given, COUNT)
+
+
+def _count(name: str, given: Any, kind: Kind) -> int | None:
+    count = plain(given)
+    if count is not None and not kind.fits(count):
+        raise InvalidSpec("log", [f"{name}={shown(given)}: {kind.words}, or None"])
+    return count  # type: ignore[no-any-return]
 
 
 _current: ReplicaContext | None = None

@@ -184,8 +184,12 @@ class SubmitError(BackendError):
         hint: str | None = None,
     ):
         self.left_running, self.created = tuple(left_running), tuple(created)
-        tail = f"; may still run: {', '.join(self.left_running)}" if self.left_running else "; nothing is left running"
-        super().__init__(message + tail, executor=executor, operation="submit", hint=hint)
+        super().__init__(message + self.tail, executor=executor, operation="submit", hint=hint)
+
+    @property
+    def tail(self) -> str:
+        """The end of the message, which says what may still run."""
+        return f"; may still run: {', '.join(self.left_running)}" if self.left_running else "; nothing is left running"
 
 
 class StopFailed(BackendError):

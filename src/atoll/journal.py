@@ -181,8 +181,9 @@ def _decide(store: Store, run_id: str, launch: int, record: Mapping[str, Any]) -
     try:
         store.create(RunKeys(run_id, launch).handle(), _encode({**record, "at": time.time()}))
     except KeyExists:
-        log.debug("run %s: launch %d was decided by another launcher", run_id, launch)
-    return _decided(store, run_id, launch)
+        log.debug("run %s: launch %d was decided before", run_id, launch)
+        return _decided(store, run_id, launch)
+    return _launch(launch, record)
 
 
 def _decided(store: Store, run_id: str, launch: int) -> Launch:
@@ -190,7 +191,11 @@ def _decided(store: Store, run_id: str, launch: int) -> Launch:
         found = _decode(store.get(RunKeys(run_id, launch).handle()))
     except KeyNotFound:
         return Launch(launch)
-    return Launch(launch, RunHandle.parse(found["handle"]) if "handle" in found else None, found.get("undone"))
+    return _launch(launch, found)
+
+
+def _launch(number: int, record: Mapping[str, Any]) -> Launch:
+    return Launch(number, RunHandle.parse(record["handle"]) if "handle" in record else None, record.get("undone"))
 
 
 class Cancel(NamedTuple):

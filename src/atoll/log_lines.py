@@ -11,9 +11,13 @@ import sys
 from collections.abc import Mapping
 from typing import IO
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, did_you_mean
 
 VARIABLE = "ATOLL_LOG"
+LOGGERS = tuple(
+    f"atoll.{name}" for name in ("cli", "executors", "kernels", "replica", "rounds", "runs", "stores", "training")
+)
+"""One for each package that logs."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 _VERBOSE = (logging.WARNING, logging.INFO, logging.DEBUG)
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -26,6 +30,7 @@ def log_to_stderr(environ: Mapping[str, str], *, verbosity: int = 0) -> None:
     if verbosity:
         levels["atoll"] = _VERBOSE[min(verbosity, 2)]
     _set_up(levels, _StderrHandler())
+    _warn_about_unknown(levels, "atoll.cli")
 
 
 def log_to_stderr_of_replica(environ: Mapping[str, str]) -> None:
@@ -39,6 +44,7 @@ def log_to_stderr_of_replica(environ: Mapping[str, str]) -> None:
     _set_up(levels, handler)
     if problem is not None:
         logging.getLogger("atoll.replica").warning("%s; ignored", problem)
+    _warn_about_unknown(levels, "atoll.replica")
 
 
 def parse_levels(text: str) -> dict[str, int]:
@@ -53,6 +59,16 @@ def parse_levels(text: str) -> dict[str, int]:
             raise ConfigError(f"{VARIABLE}: `{logger}` is not a logger of Atoll", hint=_HINT)
         levels[logger] = level
     return levels
+
+
+def _warn_about_unknown(levels: Mapping[str, int], logger: str) -> None:
+    """Warn about names below `atoll` that no module logs to: probably a typing error."""
+    for name in levels:
+        package = ".".join(name.split(".")[:2])
+        if package not in ("atoll", *LOGGERS):
+            known = ", ".join(LOGGERS)
+            text = "%s: Atoll does not log to `%s`%s; its loggers are atoll, %s"
+            logging.getLogger(logger).warning(text, VARIABLE, name, did_you_mean(name, LOGGERS), known)
 
 
 def _set_up(levels: Mapping[str, int], handler: logging.Handler) -> None:

@@ -337,9 +337,18 @@ def playing(script: str) -> None:
     _script = os.path.realpath(script)
 
 
-def is_own_script(entry: object) -> bool:
-    """Whether a replica that runs a script is about to launch that script again."""
-    return _script is not None and isinstance(entry, str) and os.path.realpath(entry) == _script
+def own_script(entry: str | Callable[..., Any]) -> str | None:
+    """The script that this replica runs, if it is about to launch itself or one of its own functions."""
+    if _script is None:
+        return None
+    from importlib.util import find_spec
+
+    try:
+        found = Entry.of(entry)
+        file = found.script or getattr(find_spec(found.module or ""), "origin", None)
+    except (ValueError, TypeError, ImportError):
+        return None  # the launch refuses it with a better message
+    return _script if file is not None and os.path.realpath(file) == _script else None
 
 
 def is_loading() -> bool:

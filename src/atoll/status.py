@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -54,6 +54,10 @@ ON_REQUEST = "cancelled on request"
 """The message of a cancelled replica if no other reason was recorded."""
 
 
+LOADING, CALLED = "loading", "running"
+"""The phases of a running replica: before the call of its entry point, and after it."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """The newest heartbeat of a replica in the store."""
@@ -62,6 +66,16 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     last_line: str = ""
     beat_at: float | None = None
+    rounds_total: int | None = None
+    """The number of rounds of the whole run; None if the replica has not reported it."""
+    eta_s: float | None = None
+    """How long the remaining rounds will take at the pace of the last ones, counted from `beat_at`."""
+    phase: str | None = None
+    """`loading` until the entry point is called, then `running`; None if the replica does not run."""
+    is_line_open: bool = False
+    """Whether the replica has not ended `last_line` yet, such as a progress bar that it redraws."""
+    problem: str = ""
+    """Why the replica's logs or results cannot be written at the moment, such as `disk full: /scratch`."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +101,21 @@ class ReplicaStatus:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ReplicaStatus:
         known = dict(data, state=ReplicaState(data["state"]), reason=Reason(data["reason"]))
-        known["progress"] = Progress(**data.get("progress", {}))
+        progress = data.get("progress", {})
+        names = (f.name for f in fields(Progress) if f.name in progress)  # a later version may have more fields
+        known["progress"] = Progress(**{name: progress[name] for name in names})
         return cls(**known)
+
+
+def with_progress(replica: ReplicaStatus, beat: Progress | None) -> ReplicaStatus:
+    """The status with the newest heartbeat; what the backend knows about phase and problem is newer than that."""
+    own, found = replica.progress, beat or replica.progress
+    problem = "" if replica.state.is_terminal else own.problem or found.problem
+    if replica.state is not ReplicaState.RUNNING:
+        return replace(replica, progress=replace(found, eta_s=None, phase=None, problem=problem))
+    # No heartbeat yet: the process that sends them is about to start, and the entry point is called after that.
+    phase = own.phase or (LOADING if beat is None else found.phase)
+    return replace(replica, progress=replace(found, phase=phase, problem=problem))
 
 
 @dataclass(frozen=True)
@@ -136,6 +163,14 @@ class RunStatus:
         """The number of ranks in each state; states without ranks are left out."""
         found = [replica.state for replica in self.replicas]
         return {state: found.count(state) for state in ReplicaState if state in found}
+
+    def problems(self) -> dict[str, list[int]]:
+        """What cannot be written at the moment, such as `disk full: /scratch`, with the ranks that it concerns."""
+        found: dict[str, list[int]] = {}
+        for replica in self.replicas:
+            if replica.progress.problem and not replica.state.is_terminal:
+                found.setdefault(replica.progress.problem, []).append(replica.rank)
+        return found
 
     def failures(self) -> Iterable[ReplicaStatus]:
         """Ranks that ended without success."""

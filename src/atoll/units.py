@@ -47,6 +47,19 @@ def duration_text(duration_s: float) -> str:
     return f"{whole}s"
 
 
+def rough_text(duration_s: float) -> str:
+    """A duration that is only an estimate, such as `about 40 s`, `about 12 min`, `about 2.5 h` or `about 3 days`."""
+    seconds = max(0.0, duration_s)
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 55:
+        return f"about {round(seconds, -1):.0f} s"
+    if seconds < 5_400:
+        return f"about {seconds / 60:.0f} min"
+    hours = seconds / 3_600
+    return f"about {hours:.{int(hours < 9.95)}f} h" if hours < 48 else f"about {hours / 24:.0f} days"
+
+
 def size_text(size_bytes: float) -> str:
     """Bytes with three digits, such as `80.6 kB`. A kB is 1000 bytes, as in networks and clouds."""
     if not math.isfinite(size_bytes):

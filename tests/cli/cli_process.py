@@ -60,7 +60,15 @@ def bad_and_until(ctx, *, gate):
 
 def raw(ctx):
     sys.stdout.buffer.write(b"caf\\xc3\\xa9 \\xff\\xfe\\n\\x1b[31mred\\x1b[0m\\n")
+    sys.stdout.buffer.write(b"\\x1b]0;title\\x07 10%|#\\r\\x1b[A\\x1b[32m100%|##\\n")
     sys.stdout.flush()
+
+def bar(ctx, *, gate):
+    print("begin", flush=True)
+    print(" 10%|#", end="\\r 50%|##", flush=True)
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+    print("\\r100%|###", flush=True)
 
 def many(ctx, *, lines):
     for n in range(lines):

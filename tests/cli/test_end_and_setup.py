@@ -14,6 +14,7 @@ import pytest
 from cli_terminal import terminal
 
 import atoll
+from atoll.registry import open_store
 from atoll.replica import processes
 
 
@@ -41,6 +42,44 @@ def test_cancel_returns_when_nothing_runs_and_twice_is_quiet(cli):
     assert again.code == 0
     over = {"was": "cancelled", "state": "cancelled", "was_over": True, "recorded": True}
     assert again.data["runs"] == [{"run_id": run, **over}]
+
+
+def labels(cli) -> list[str]:
+    """The labels of the running processes of this test's runs."""
+    return [label for _, label in processes.labelled() if label.startswith(str(cli.home))]
+
+
+@pytest.mark.parametrize("by_handle", [False, True])
+def test_cancel_stops_a_run_whose_store_was_deleted_and_says_what_that_means(cli, by_handle):
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
+    found = cli("status", run, "--json").data
+    shutil.rmtree(open_store(found["store"]).root)
+    done = cli("cancel", found["handle"] if by_handle else run, "--json")
+    assert done.code == 0
+    (row,) = done.data["runs"]
+    assert (row["state"], row["recorded"]) == ("cancelled", False)
+    assert row["warning"]
+    assert labels(cli) == []
+
+
+@pytest.mark.parametrize("text", ["x = [\n", "[executors.local]\nroot = 7\n"])
+def test_cancel_stops_a_run_though_the_configuration_is_wrong(cli, text):
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
+    (cli.folder / "atoll.toml").write_text(text)
+    done = cli("cancel", run)
+    assert (done.code, labels(cli)) == (0, [])
+
+
+def test_sweep_stops_replicas_of_an_unknown_run_only_on_request(cli):
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
+    shutil.rmtree(open_store(cli("status", run, "--json").data["store"]).root)
+    listed = cli("sweep", "--yes", "--json").data
+    assert [row["state"] for row in listed["strays"]] == ["unknown"]
+    assert listed["stopped"] == []
+    assert labels(cli) != []
+    stopped = cli("sweep", "--yes", "--include-unknown", "--json").data
+    assert stopped["stopped"] == [row["handle"] for row in listed["strays"]]
+    assert labels(cli) == []
 
 
 def test_cancel_of_several_stops_all_it_can_and_says_what_it_could_not(cli):

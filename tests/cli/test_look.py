@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from cli_terminal import terminal
@@ -184,12 +185,34 @@ def test_logs_follow_merges_ranks_and_ends_with_the_run(cli):
     assert process.returncode == 0
 
 
-def test_logs_of_bytes_that_are_no_text_come_out_whole(cli):
+def test_logs_are_shown_as_a_terminal_shows_them_and_kept_as_they_were_printed(cli):
     run = cli.detached("job:raw")
     assert cli("wait", run).code == 0
-    assert cli("logs", run).stdout == "café \\xff\\xfe\n\x1b[31mred\x1b[0m\n"
-    lines = cli("logs", run, "--json").lines()
-    assert lines[0]["data"]["line"] == "café \\xff\\xfe"
+    shown = ["café \\xff\\xfe", "red", "100%|##"]
+    assert cli("logs", run).stdout.splitlines() == shown
+    assert [line["data"]["line"] for line in cli("logs", run, "--json").lines()[:-1]] == shown
+    assert cli("logs", run, "--grep", "^100%").stdout == "100%|##\n"
+    assert cli("status", run, "--json").data["replicas"][0]["progress"]["last_line"] == "100%|##"
+    with terminal(cli, "logs", run) as screen:
+        assert screen.end() == 0
+        assert "\x1b[31mred\x1b[0m" in screen.drawn
+        assert "\x1b[32m100%|##\x1b[0m" in screen.drawn
+        assert not [word for word in ("\x1b[A", "\x1b]0;", "title", "10%|#\r") if word in screen.drawn]
+    (log,) = Path(cli.env["ATOLL_HOME"]).glob("local/*/00000/000/log")
+    assert log.read_bytes().endswith(b"\x1b]0;title\x07 10%|#\r\x1b[A\x1b[32m100%|##\n")
+
+
+def test_a_progress_bar_is_followed_on_a_terminal_before_its_line_ends(cli):
+    gate = cli.folder / "gate"
+    run = cli.detached("job:bar", "--arg", f"gate={gate}")
+    with terminal(cli, "logs", run, "-f") as screen:
+        assert "begin" in screen.until("50%|##")
+        gate.touch()
+        screen.until("100%|###")
+        assert screen.end() == 0
+        assert [screen.plain.count(state) for state in ("10%|#", "50%|##", "100%|###")] == [0, 1, 1]
+    assert cli("logs", run, "-f").stdout == "begin\n100%|###\n"
+    assert cli("wait", run).code == 0
 
 
 def test_result_is_one_line_of_json_per_rank(finished):

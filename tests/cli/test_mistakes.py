@@ -88,7 +88,28 @@ def test_an_unknown_run_is_code_3_with_a_suggestion(finished, inside, command):
     assert done.code == 3
     assert done.error["code"] == "RunNotFound"
     assert "`went-well`?" in done.error["message"]
+    assert (finished.cli.home / "store").as_uri() in done.error["message"], "the searched store is named"
     assert "error: " in done.stderr
+
+
+def test_the_searched_stores_are_named_with_their_origins(inside, tmp_path, monkeypatch):
+    """A hint leads to a store only if it has runs."""
+    done = inside("status", "nope", "--json")
+    assert (inside.home / "store").as_uri() in done.error["message"]
+    assert "atoll ps" not in done.error["hint"]
+    given = inside("status", "nope", "--store", str(tmp_path / "given"), "--json").error
+    assert f"{(tmp_path / 'given').as_uri()} (--store)" in given["message"]
+    monkeypatch.setenv("ATOLL_STORE", str(tmp_path / "set"))
+    configured = inside("status", "nope", "--json").error
+    assert f"{(tmp_path / 'set').as_uri()} (`store` of ATOLL_STORE)" in configured["message"]
+
+
+def test_a_run_of_the_searched_store_is_suggested_although_the_index_lacks_it(finished, inside, monkeypatch, tmp_path):
+    store = (finished.cli.home / "store").as_uri()
+    done = inside("status", "went-wel", "--store", store, "--json")
+    assert "`went-well`?" in done.error["message"]
+    assert f"atoll status went-well --store {store}" in done.error["hint"]
+    assert f"atoll ps --store {store}" in inside("status", "zzzzzz", "--store", store, "--json").error["hint"]
 
 
 def test_a_run_that_is_in_another_store_is_said_to_be_there(finished, inside, tmp_path):
@@ -102,9 +123,10 @@ def test_a_name_that_is_much_like_a_run_of_another_store_comes_with_that_store(f
     at = inside.at(finished.cli)
     home = at("status", finished.ok, "--json").data["store"]
     there = at("status", "went-wel", "--json").error
-    assert f"`atoll ps --store {home}`" in there["hint"]
+    assert home in there["hint"]
+    assert f"`atoll status {finished.ok}`" in there["hint"]
     other = at("status", "went-wel", "--store", str(tmp_path / "elsewhere"), "--json").error
-    assert re.search(r"elsewhere, .*`went-well`\?$", other["message"])
+    assert re.search(r"elsewhere .*`went-well`\?$", other["message"])
     assert home in other["hint"]
     assert "`atoll status went-well`" in other["hint"]
 
@@ -117,13 +139,14 @@ def test_a_run_whose_records_are_gone_is_not_said_to_be_where_it_is_not(cli, ins
     for options in ([], ["--store", uri]):
         error = inside("status", run, *options, "--json").error
         assert "`?" not in error["message"]
-        assert f"`atoll ps --store {uri}`" in error["hint"]
+        assert uri in error["message"]
+        assert "`atoll ps`" in error["hint"]
 
 
 @pytest.mark.parametrize("command", ["status", "trace", "verify"])
-def test_the_hint_of_an_unknown_run_names_the_store_that_was_asked(inside, tmp_path, command):
+def test_the_error_of_an_unknown_run_names_the_store_that_was_asked(inside, tmp_path, command):
     store = (tmp_path / "elsewhere").as_uri()
-    assert f"atoll ps --store {store}" in inside(command, "nobody", "--store", store, "--json").error["hint"]
+    assert store in inside(command, "nobody", "--store", store, "--json").error["message"]
 
 
 def test_a_store_that_cannot_be_written_is_code_4_and_starts_nothing(inside):

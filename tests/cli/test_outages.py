@@ -56,6 +56,27 @@ def test_a_wait_lives_through_an_outage_and_says_since_when_it_goes_on(far):
     waiting.stdout.close()
 
 
+def test_a_wait_with_a_timeout_ends_at_it_while_the_store_is_silent(far):
+    """The store answers no read for longer than a test may take; replicas only write."""
+    cli, proxy, store = far
+    gate = cli.folder / "gate"
+    run = cli.detached("job:until", "-n", 6, "--store", store, "--arg", f"gate={gate}")
+    while cli("status", run, "--json").data["replicas"][0]["progress"]["round_no"] != 7:
+        pass
+    silent = Fault(lambda method, *_: method == "GET", times=math.inf, silence_s=300.0)
+    waiting = cli.start("wait", run, "--timeout", "2s", "--json", stdout=subprocess.PIPE)
+    assert waiting.stdout is not None
+    events = (json.loads(line) for line in waiting.stdout)
+    assert next(events)["event"] == "status"
+    proxy.faults.append(silent)
+    assert waiting.wait(60) == 124
+    waiting.stdout.close()
+    assert cli("wait", run, "--timeout", "1s").code == 124
+    proxy.faults.clear()
+    gate.touch()
+    assert cli("wait", run).code == 0
+
+
 def test_a_watch_that_gives_up_says_that_the_run_goes_on_and_how_to_look_again(inside, capsys):
     draft = prepare("job:until", args={"gate": str(inside.folder / "gate")}, run_id="far-away")
     run = draft.submit()

@@ -35,16 +35,26 @@ RECORD = RoundRecord(
 )  # fmt: skip
 
 
-def test_phases_are_shares_of_the_time_the_round_took():
+def test_phases_are_shares_of_the_time_from_the_first_inner_step_to_the_outer_step():
     title, row = table_text(phases_table({1: RECORD}, [0, 1]).without_empty_columns()).splitlines()
     assert title.split() == [
         "rank", "last", "round", "took", "shape", "compute", "put", "wait", "exposed", "hidden", "up", "down",
         "requests", "retries",
     ]  # fmt: skip
     assert row.split() == [
-        "1", "12", "15s", "c" * 18 + "pppwww", "80", "%", "13", "%", "13", "%", "20", "%", "25", "%",
+        "1", "12", "15s", "c" * 18 + "pppwww", "75", "%", "12", "%", "12", "%", "20", "%", "25", "%",
         "80.6", "kB", "161", "kB", "7", "2",
     ]  # fmt: skip
+
+
+def test_no_phase_of_an_overlapped_round_has_more_than_the_whole_time():
+    """The exchange goes on while the next round trains, and takes longer than this round did."""
+    waited = {"compute": PhaseTime(2.0, 2.0, 1, ((-2.0, 2.0),)), "wait": PhaseTime(8.0, 8.0, 1, ((0.0, 8.0),))}
+    record = replace(RECORD, exchange_s=8.0, exposed_s=1.0, phases=waited)
+    assert record.wall_s("wait") > record.total_s
+    table = phases_table({1: record}, [1])
+    cells = dict(zip([column.title for column in table.columns], table.rows[0], strict=True))
+    assert [cells[name].text for name in ("took", "compute", "wait", "exposed")] == ["3.0s", "20 %", "80 %", "33 %"]
 
 
 def test_a_narrow_terminal_keeps_what_matters():

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll import units
 from atoll.cli.background import merged
 from atoll.cli.commands.ps import Row, _answers
 from atoll.cli.launch_options import json_or_text, pairs, ranks
@@ -29,13 +30,16 @@ from atoll.cli.output import (
     table_text,
 )
 from atoll.cli.render import (
+    Rounds,
     counts_text,
     elapsed_s,
     live_table,
     most_important,
     next_commands,
+    problems_text,
     progress_line,
     result_lines,
+    status_json,
     status_table,
     top_table,
 )
@@ -159,6 +163,60 @@ def test_a_progress_line_has_counts_rounds_and_the_mean_of_the_leading_metric():
     assert counts_text(STATUS) == "1 running, 1 failed"
 
 
+def test_rounds_have_a_total_and_the_time_left_where_they_are_known():
+    def at(rank: int, round_no: int, **known: float) -> ReplicaStatus:
+        progress = Progress(round_no, {}, "", NOW, **known)  # type: ignore[arg-type]
+        return ReplicaStatus(rank, ReplicaState.RUNNING, progress=progress)
+
+    both = RunStatus((at(0, 6, rounds_total=40, eta_s=700.0), at(1, 7, rounds_total=40, eta_s=680.0)))
+    assert str(Rounds.of(both)) == "6 to 7 of 40, about 12 min left"
+    assert progress_line(both) == "2 running, rounds 6 to 7 of 40, about 12 min left"
+    assert progress_line(RunStatus((at(0, 6, rounds_total=40),))) == "1 running, round 6 of 40"
+    assert [row[3] for row in live_table(both).rows] == [Cell("6 of 40"), Cell("7 of 40")]
+    assert status_json("r", both)["progress"] == {"rounds_done": 6, "rounds_total": 40, "eta_s": 700.0}
+    nothing = {"rounds_done": None, "rounds_total": None, "eta_s": None}
+    assert status_json("r", RunStatus((FAILED_FIRST,)))["progress"] == nothing
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "a few seconds"),
+        (12, "about 10 s"),
+        (54, "about 50 s"),
+        (58, "about 1 min"),
+        (3599, "about 60 min"),
+        (9000, "about 2.5 h"),
+        (36000, "about 10 h"),
+        (260_000, "about 3 days"),
+    ],
+)
+def test_an_estimate_is_rounded(seconds, text):
+    assert units.rough_text(seconds) == text
+
+
+def test_a_replica_is_loading_until_its_entry_point_is_called():
+    loading = ReplicaStatus(1, ReplicaState.RUNNING, progress=Progress(phase="loading"))
+    status = RunStatus((ReplicaStatus(0, ReplicaState.PENDING), loading, replace(RUNNING, rank=2)))
+    assert counts_text(status) == "1 pending, 1 loading, 1 running"
+    assert counts_text(RunStatus((replace(loading, rank=0),))) == "1 loading"
+    assert [row[1] for row in live_table(status).rows][1:] == [Cell("loading", "busy"), Cell("running", "busy")]
+    shown = status_json("r", status)
+    assert shown["counts"] == {"pending": 1, "running": 2}
+    assert [replica["progress"]["phase"] for replica in shown["replicas"]] == [None, "loading", None]
+
+
+def test_a_full_disk_is_named_with_its_ranks_unless_all_have_it():
+    full = [replace(RUNNING, rank=k, progress=Progress(problem="disk full: /s")) for k in range(2)]
+    ended = replace(FAILED, rank=2, progress=Progress(problem="disk full: /s"))
+    assert problems_text(RunStatus((*full, ended))) == "disk full: /s"
+    some = RunStatus((*full, replace(RUNNING, rank=2)))
+    assert problems_text(some) == "disk full: /s (ranks 0-1)"
+    assert progress_line(some).endswith(", disk full: /s (ranks 0-1)")
+    assert status_json("r", some)["problems"] == ["disk full: /s"]
+    assert problems_text(STATUS) == ""
+
+
 def test_a_progress_line_leaves_out_what_the_dead_and_the_silent_said_last():
     def at(rank: int, state: ReplicaState, loss: float, beat_at: float = NOW) -> ReplicaStatus:
         return ReplicaStatus(rank, state, progress=Progress(int(loss), {"loss": loss}, beat_at=beat_at))
@@ -274,7 +332,7 @@ def test_only_the_first_interrupt_is_held_until_the_work_is_done(interrupts, is_
     done = []
 
     def work() -> None:
-        with deferred_interrupt():
+        with deferred_interrupt("later"):
             for _ in range(interrupts):
                 os.kill(os.getpid(), signal.SIGINT)
             done.append("work")

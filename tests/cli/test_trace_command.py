@@ -73,6 +73,14 @@ def test_nothing_to_show_is_said_clearly(inside, tmp_path):
     assert "hint: " in early.stderr
 
 
+def test_a_run_that_has_ended_without_rounds_is_not_to_be_tried_again(finished, inside):
+    done = inside.at(finished.cli)("trace", finished.ok, "--json")
+    assert done.code == 5
+    assert done.error["code"] == "RoundError"
+    assert "`DiLoCo`" in done.error["hint"]
+    assert "later" not in done.error["hint"]
+
+
 def test_a_place_that_cannot_be_written_is_a_mistake_of_ours_to_name(inside, place):
     done = inside("trace", "r1", "--store", place.uri, "--out", "no/such/folder/t.json")
     assert done.code == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,12 +89,37 @@ def test_steps_takes_numbers_of_numpy():
         assert outer.round == 2
 
 
+def test_a_loop_without_steps_can_report_the_number_of_rounds(tmp_path):
+    model, inner, ctx = toy()
+    with atoll.DiLoCo(model, inner, replace(ctx, spool=str(tmp_path)), inner_steps=1) as outer:
+        outer.log(loss=1.0, rounds_total=40)
+    told = json.loads((tmp_path / "progress.json").read_text())
+    assert told == {"round_no": 0, "metrics": {"loss": 1.0}, "rounds_total": 40}
+
+
+@pytest.mark.training
+def test_reports_have_the_number_of_rounds_from_the_first_step_on(tmp_path):
+    model, inner, ctx = toy()
+    ctx = replace(ctx, spool=str(tmp_path))
+    reports = []
+    with atoll.DiLoCo(model, inner, ctx, inner_steps=1) as outer:
+        for batch in outer.steps([torch.ones(3, 8)], rounds=3):
+            reports.append(json.loads((tmp_path / "progress.json").read_text()))
+            model(batch).sum().backward()
+            inner.step()
+    reports.append(json.loads((tmp_path / "progress.json").read_text()))
+    assert [(report["round_no"], report["rounds_total"]) for report in reports] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert ["round_s" in report for report in reports] == [False, True, True, True]
+
+
 def test_a_metric_that_is_no_number_is_named():
     with atoll.DiLoCo(*toy(), inner_steps=1) as outer:
         refused = refusal(make=outer.log, loss="x", accuracy=[0.5, 0.25], steps=3)
         assert refused.problems == ("loss='x': a metric is one number", "accuracy=[0.5, 0.25]: a metric is one number")
         (problem,) = refusal(make=outer.log, round_no=1).problems
         assert problem.startswith("round_no: ")
+        (problem,) = refusal(make=outer.log, rounds_total=0.5).problems
+        assert problem.startswith("rounds_total=0.5: ")
         outer.log(loss=torch.tensor(0.5), accuracy=np.float32(0.25))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -51,6 +54,8 @@ def test_a_path_object_is_an_address(tmp_path):
         ({"loss": 10**400}, "loss=1000"),
         ({"round_no": "x"}, "round_no='x'"),
         ({"round_no": -1}, "round_no=-1"),
+        ({"rounds_total": 0}, "rounds_total=0"),
+        ({"rounds_total": 2.5}, "rounds_total=2.5"),
     ],
 )
 @pytest.mark.parametrize("is_run", [True, False])
@@ -73,6 +78,43 @@ def test_a_loss_with_a_gradient_is_logged_without_a_warning(tmp_path):
     context = ReplicaContext("r", 0, 1, "memory://x", spool=str(tmp_path))
     context.log(loss=torch.tensor(0.5, requires_grad=True))  # type: ignore[arg-type]
     assert json.loads((tmp_path / "progress.json").read_text())["metrics"] == {"loss": 0.5}
+
+
+def test_the_pace_is_the_median_of_the_last_rounds(tmp_path, monkeypatch):
+    """One slow round and a jump after a restart change it little."""
+    context, now = ReplicaContext("r", 0, 1, "memory://x", spool=str(tmp_path)), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.time", lambda: 1000.0 + now[0])
+    reported = []
+    for at, round_no in ((0.0, 5), (10.0, 6), (15.0, 6), (100.0, 7), (110.0, 8), (130.0, 10)):
+        now[0] = at
+        context.log(round_no=round_no, rounds_total=40)
+        told = json.loads((tmp_path / "progress.json").read_text())
+        assert (told["round_no"], told["rounds_total"]) == (round_no, 40)
+        reported.append((told.get("round_s"), told.get("round_at")))
+    assert reported[0] == (None, None)
+    assert reported[1] == reported[2] == (10.0, 1010.0)
+    assert reported[-1] == (10.0, 1130.0)
+
+
+def test_a_round_without_a_total_has_no_pace(tmp_path):
+    context = ReplicaContext("r", 0, 1, "memory://x", spool=str(tmp_path))
+    context.log(round_no=1)
+    context.log(round_no=2)
+    assert json.loads((tmp_path / "progress.json").read_text()) == {"round_no": 2, "metrics": {}}
+
+
+@pytest.mark.parametrize(("number", "is_raised"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EIO, True)])
+def test_a_report_that_does_not_fit_on_the_disk_does_not_end_training(tmp_path, monkeypatch, number, is_raised):
+    context = ReplicaContext("r", 0, 1, "memory://x", spool=str(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("json.dump", fail)
+    with pytest.raises(OSError, match=r"\[Errno") if is_raised else nullcontext():
+        context.log(loss=1.0)
+    assert is_raised or list(tmp_path.iterdir()) == []
 
 
 def test_log_outside_a_run_is_quiet():

@@ -12,6 +12,7 @@ from atoll.handle import RunHandle
 from atoll.journal import Cancel
 from atoll.keys import RunKeys
 from atoll.registry import open_store
+from atoll.rounds.keys import RoundKeys
 from atoll.spec import RunSpec
 from atoll.status import ON_REQUEST
 
@@ -87,3 +88,40 @@ def test_of_two_who_cancel_a_run_the_first_says_why_and_who_had_ended_before(mem
 def test_a_request_to_stop_that_says_no_more_was_somebodys_wish(memory):
     memory.put(RunKeys("r").cancelled(), b'{"at": 1.0}')
     assert journal.read_cancel(memory, "r") == Cancel(ON_REQUEST)
+
+
+def test_the_first_decision_of_a_launch_counts(memory):
+    handle = RunHandle("local", "h", "a", 1)
+    assert journal.record_undone(memory, "r", "no quota").undone == "no quota"
+    assert journal.record_handle(memory, "r", handle) == journal.Launch(1, None, "no quota")
+    assert journal.newest_launch(memory, "r") == journal.Launch(1, None, "no quota")
+    journal.record_intent(memory, "r", {"a": 1}, handle, launch=2)
+    assert journal.newest_launch(memory, "r") == journal.Launch(2)
+    assert journal.record_handle(memory, "r", handle, launch=2) == journal.Launch(2, handle)
+    assert journal.record_undone(memory, "r", "late", launch=2).handle == handle
+    assert journal.newest_launch(memory, "r") == journal.Launch(2, handle)
+    assert journal.launch_of(memory, "r", handle).number == 2
+
+
+def test_records_of_a_second_launch_have_keys_of_their_own():
+    first, second = RunKeys("r"), RunKeys("r", 2)
+    assert first.run() == second.run()
+    assert second.intent() == "runs/r/launch/2/intent.json"
+    assert second.handle() == "runs/r/launch/2/handle.json"
+    assert second.outcome(0, 0) == "runs/r/launch/2/outcome/00000.000.json"
+    assert RoundKeys("r", 2).agreement() == "runs/r/launch/2/sync/agreement.json"
+
+
+def test_a_withdrawn_run_leaves_nothing_unless_another_launcher_began(memory):
+    spec = RunSpec.build("job:ok", run_id="r")
+    handle = RunHandle("local", "h", "a", 1)
+    for others in (False, True):
+        assert journal.record_run(memory, spec, executor="local")
+        assert journal.record_intent(memory, "r", {"a": 1}, handle)
+        if others:
+            assert not journal.record_intent(memory, "r", {"a": 1}, handle)
+        journal.record_undone(memory, "r", "refused")
+        journal.withdraw_run(memory, spec, executor="local")
+        left = set(memory.list(""))
+        assert (RunKeys("r").run() in left) is others
+        assert (left == set()) is not others

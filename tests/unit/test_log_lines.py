@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import atoll
 from atoll.errors import ConfigError
-from atoll.log_lines import log_to_stderr, log_to_stderr_of_replica, parse_levels
+from atoll.log_lines import LOGGERS, log_to_stderr, log_to_stderr_of_replica, parse_levels
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,26 @@ def test_a_bad_value_is_a_config_error(text):
         parse_levels(text)
     assert caught.value.exit_code == 2
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("value", "unknown"),
+    [("atoll.nope=info", ["atoll.nope"]), ("atoll.rounds=debug,atoll.kernels=info", []), ("atoll.rounds.x=info", []),
+     ("atoll=info,atoll.round=info,atoll.x.y=debug", ["atoll.round", "atoll.x.y"])],
+)  # fmt: skip
+@pytest.mark.parametrize("set_up", [log_to_stderr, log_to_stderr_of_replica])
+def test_a_logger_that_no_package_has_is_a_warning(capsys, monkeypatch, set_up, value, unknown):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    set_up({"ATOLL_LOG": value})
+    warned = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert [re.search("`(.*?)`", line)[1] for line in warned] == unknown  # type: ignore[index]
+
+
+def test_every_logger_of_the_code_is_known():
+    used = set()
+    for path in Path(atoll.__file__).parent.rglob("*.py"):
+        used |= set(re.findall(r'getLogger\("(atoll\.\w+)"', path.read_text()))
+    assert used == set(LOGGERS)
 
 
 @pytest.mark.process

@@ -66,6 +66,8 @@ def test_status_survives_json():
         2, S.FAILED, Reason.OOM, "m", 137, "h", 1, "n", 1.0, 2.0, Progress(3, {"loss": 1.0}, "l", 4.0)
     )
     assert ReplicaStatus.from_json(status.to_json()) == status
+    later = {**status.to_json(), "progress": {**status.to_json()["progress"], "of_a_later_version": 1}}
+    assert ReplicaStatus.from_json(later) == status
 
 
 @pytest.mark.parametrize(

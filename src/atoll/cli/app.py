@@ -17,6 +17,7 @@ from atoll.cli.main import COMPLETE
 from atoll.cli.output import Output, error_record, write
 from atoll.errors import AtollError, InternalError, UnknownName, UsageError, did_you_mean
 from atoll.log_lines import log_to_stderr
+from atoll.terminal_text import shown_text
 
 _MOST_FRAMES = 4
 SECTIONS = ("Start", "Look", "End", "Set up")
@@ -152,8 +153,10 @@ class Interrupted(AtollError):
 
     exit_code = 130
 
-    def __init__(self, hint: str | None = None, *, quiet: bool = False) -> None:
-        super().__init__("interrupted; runs continue without this command", hint=hint)
+    def __init__(
+        self, hint: str | None = None, *, message: str = "runs continue without this command", quiet: bool = False
+    ) -> None:
+        super().__init__(f"interrupted; {message}", hint=hint)
         self.is_quiet = quiet
         """Whether the command has printed its message already."""
 
@@ -191,7 +194,7 @@ def _fail(out: Output, error: AtollError) -> int:
         if not error.is_quiet:
             _stderr(error.message)
     else:
-        _stderr(f"{out.paint('error:', 'bad', on_stderr=True)} {error.message}")
+        _stderr(f"{out.paint('error:', 'bad', on_stderr=True)} {shown_text(error.message)}")
     if error.hint:
         _stderr(f"{out.paint('hint:', 'busy', on_stderr=True)} {error.hint}")
     out.close(error.exit_code, error_record(error))

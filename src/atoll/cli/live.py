@@ -26,11 +26,13 @@ from atoll.cli.output import Output, Table, table_text
 from atoll.cli.phases import legend, phases_table
 from atoll.cli.render import (
     STATE_STYLES,
+    Rounds,
     counts_text,
     elapsed_s,
     live_table,
     metric_names,
     most_important,
+    problems_text,
     top_table,
 )
 from atoll.cli.waits import advice_text, outlook_text, waiting_text
@@ -245,14 +247,15 @@ def _phases_lines(records: int, replicas: int, lines: int) -> int:
 
 
 def _headline(run_id: str, status: RunStatus, now: float) -> Text:
-    """Run, state, time, counts."""
-    took = elapsed_s(status, now)
+    """Run, state, time, counts, rounds."""
+    took, rounds = elapsed_s(status, now), str(Rounds.of(status))
     return Text.assemble(
         (run_id, "bold"),
         "  ",
         (str(status.state), RICH_STYLES[STATE_STYLES[status.state]]),
         f"  {units.duration_text(took)}" if took is not None else "",
         (f"  {counts_text(status)}", "dim"),
+        f"  round {rounds}" if rounds else "",
     )
 
 
@@ -266,11 +269,13 @@ def _drawn(table: Table, console: Console) -> Text:
 def _lines_below(
     run: Run, status: RunStatus, waiting: Waiting | None, outage: str, now: float, console: Console
 ) -> list[RenderableType]:
-    """The lines below the table: the outage while there is one, otherwise what the round waits for."""
+    """The lines below the table: the outage while there is one, otherwise full disks and what the round waits for."""
     if outage:
         return list(Text(outage, style="red").wrap(console, console.width))
+    problems = problems_text(status)
+    above = list(Text(problems, style="red").wrap(console, console.width)) if problems else []
     restarts = could_restart(run.spec, run.executor)
-    return waiting_lines(run.id, status, waiting, now, console, could_restart=restarts)
+    return [*above, *waiting_lines(run.id, status, waiting, now, console, could_restart=restarts)]
 
 
 def waiting_lines(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from atoll.errors import AtollError
+from atoll.terminal_text import shown_text, without_escapes
 
 ANSI = {"good": "32", "bad": "31", "warn": "33", "busy": "36", "lost": "35", "dim": "2", "bold": "1", "": ""}
-_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-_])")
 _GAP = "  "
 _LEAST_FLEXIBLE = 12
 SCHEMA = "atoll/1"
@@ -114,7 +113,7 @@ def pairs_text(pairs: Iterable[tuple[str, str | Cell]], *, colour: bool = False,
 
 def one_line(text: str) -> str:
     """The last line as a terminal shows it: the part after the last \\r, without escapes and control characters."""
-    shown = [part for part in _ESCAPES.sub("", text).replace("\t", " ").splitlines() if part.strip()]
+    shown = [part for part in without_escapes(text).replace("\t", " ").splitlines() if part.strip()]
     last = shown[-1].strip() if shown else ""
     return "".join(c if c.isprintable() else "·" for c in last)
 
@@ -182,7 +181,7 @@ def event(command: str, name: str, data: Any) -> dict[str, Any]:
 
 def error_record(error: AtollError) -> dict[str, Any]:
     """The `error` of an envelope: class name, message, hint, and the lists of single problems."""
-    record: dict[str, Any] = {"code": error.code, "message": error.message, "hint": error.hint}
+    record: dict[str, Any] = {"code": error.code, "message": shown_text(error.message), "hint": error.hint}
     for name in ("problems", "differences", "left_running"):
         if found := getattr(error, name, None):
             record[name] = list(found)

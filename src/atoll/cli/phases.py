@@ -16,7 +16,10 @@ _WIDTH = 24
 
 
 def phases_table(records: Mapping[int, RoundRecord], ranks: Sequence[int], *, now: float | None = None) -> Table:
-    """One row per rank: the last recorded round, its time, its phases as shares of the time, bytes and requests.
+    """One row per rank: the last recorded round, its time, its phases as shares, bytes and requests.
+
+    A phase is a share of the time from the first inner step to the outer step, and the exposed time of what the round
+    took; both are equal unless training goes on during the exchange.
 
     With `now` also the time since that round ended: replicas write several short rounds at once, so newer rounds may
     have ended.
@@ -54,8 +57,7 @@ def round_json(record: RoundRecord) -> dict[str, Any]:
 def shape(record: RoundRecord, width: int = _WIDTH) -> str:
     """The round as letters from its first inner step to its outer step: for each slice of time the longest phase."""
     spans = [(at, at + lasted, name) for name, phase in record.phases.items() for at, lasted in phase.spans]
-    first = min([0.0, *(began for began, _, _ in spans)])
-    last = max([record.exchange_s, *(ended for _, ended, _ in spans)])
+    first, last = _extent(record)
     slice_s = (last - first) / width
     if slice_s <= 0:
         return ""
@@ -70,11 +72,21 @@ def shape(record: RoundRecord, width: int = _WIDTH) -> str:
     return letters
 
 
+def _extent(record: RoundRecord) -> tuple[float, float]:
+    """From the first inner step to the outer step, counted from the begin of the exchange."""
+    spans = [span for phase in record.phases.values() for span in phase.spans]
+    first = min([0.0, *(at for at, _ in spans)])
+    return first, max([record.exchange_s, *(at + lasted for at, lasted in spans)])
+
+
 def _row(record: RoundRecord, now: float | None) -> tuple[Cell, ...]:
     total_s = record.total_s
+    # An exchange that overlaps with the training of the next round may take longer than this round did.
+    first, last = _extent(record)
+    whole_s = max(total_s, last - first)
 
-    def share(seconds: float) -> str:
-        return percent(seconds / total_s) if total_s > 0 else ""
+    def share(seconds: float, of_s: float = whole_s) -> str:
+        return percent(min(1.0, seconds / of_s)) if of_s > 0 else ""
 
     return (
         Cell(str(record.rank), "bold"),
@@ -83,7 +95,7 @@ def _row(record: RoundRecord, now: float | None) -> tuple[Cell, ...]:
         Cell(seconds_text(total_s)),
         Cell(shape(record), "busy"),
         *(Cell(share(record.wall_s(name)) if name in record.phases else "") for name in PHASES),
-        Cell(share(record.exposed_s), "warn" if total_s > 0 and record.exposed_s > total_s / 2 else ""),
+        Cell(share(record.exposed_s, total_s), "warn" if total_s > 0 and record.exposed_s > total_s / 2 else ""),
         Cell(percent(record.hidden_share)),
         Cell(units.size_text(record.bytes_up)),
         Cell(units.size_text(record.bytes_down)),

@@ -8,14 +8,15 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll import units
 from atoll.cli.output import Cell, Column, Table, cut, one_line
 from atoll.cli.waits import SILENT_S
 from atoll.result import ReplicaOutcome, RunResult, again_text, ranks_text
 from atoll.rounds.metrics import Waiting
-from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.status import LOADING, Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.terminal_text import shown_line, shown_text
 
 REJECTED = "updates_rejected"
 ROUND_METRICS = {
@@ -48,23 +49,74 @@ def state_cell(state: ReplicaState) -> Cell:
     return Cell(str(state), STATE_STYLES[state])
 
 
+def replica_state_text(replica: ReplicaStatus) -> str:
+    """The state; `loading` for a running replica whose entry point is not called yet."""
+    return LOADING if is_loading(replica) else str(replica.state)
+
+
+def is_loading(replica: ReplicaStatus) -> bool:
+    return replica.state is ReplicaState.RUNNING and replica.progress.phase == LOADING
+
+
 def counts_text(status: RunStatus) -> str:
-    """Such as `3 running, 1 succeeded`."""
-    return ", ".join(f"{count} {state}" for state, count in status.counts().items())
+    """Such as `1 loading, 3 running, 1 succeeded`."""
+    counts = {str(state): count for state, count in status.counts().items()}
+    if loading := sum(map(is_loading, status.replicas)):
+        names = [name for state in counts for name in ([LOADING, state] if state == ReplicaState.RUNNING else [state])]
+        counts |= {LOADING: loading, str(ReplicaState.RUNNING): counts[ReplicaState.RUNNING] - loading}
+        counts = {name: counts[name] for name in names}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+
+
+class Rounds(NamedTuple):
+    """How far the replicas that report are: the slowest of them decides."""
+
+    done: int | None = None
+    most_done: int | None = None
+    total: int | None = None
+    eta_s: float | None = None
+
+    @classmethod
+    def of(cls, status: RunStatus) -> Rounds:
+        reports = [r.progress for r in reporting(status) if r.progress.round_no is not None]
+        done = [p.round_no for p in reports if p.round_no is not None]
+        totals = [p.rounds_total for p in reports if p.rounds_total is not None]
+        etas = [p.eta_s for p in reports if p.eta_s is not None]
+        return cls(min(done, default=None), max(done, default=None), max(totals, default=None), max(etas, default=None))
+
+    def __str__(self) -> str:
+        """Such as `6`, `6 of 40, about 12 min left` or `5 to 6 of 40`; empty before the first report."""
+        if self.done is None:
+            return ""
+        count = str(self.done) if self.done == self.most_done else f"{self.done} to {self.most_done}"
+        left = "" if self.eta_s is None else f", {units.rough_text(self.eta_s)} left"
+        return count if self.total is None else f"{count} of {self.total}{left}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rounds_done": self.done, "rounds_total": self.total, "eta_s": self.eta_s}
+
+
+def problems_text(status: RunStatus) -> str:
+    """Such as `disk full: /scratch (rank 2)`, without ranks if it concerns all that run; empty without a problem."""
+    going = sum(not r.state.is_terminal for r in status.replicas)
+    return "; ".join(
+        text if len(ranks) == going else f"{text} ({ranks_text(ranks)})" for text, ranks in status.problems().items()
+    )
 
 
 def progress_line(status: RunStatus) -> str:
     """The run in one line: counts, rounds, and the mean of the first metric, over the replicas that still report."""
     parts = [counts_text(status)]
     reports = [replica.progress for replica in reporting(status)]
-    rounds = [progress.round_no for progress in reports if progress.round_no is not None]
-    if rounds:
-        parts.append(f"round {min(rounds)}" if min(rounds) == max(rounds) else f"rounds {min(rounds)} to {max(rounds)}")
+    rounds = Rounds.of(status)
+    if text := str(rounds):
+        parts.append(f"round {text}" if rounds.done == rounds.most_done else f"rounds {text}")
     for name in metric_names(status)[:1]:
         values = [progress.metrics[name] for progress in reports if name in progress.metrics]
         if values:
             parts.append(f"{name} {metric_text(name, sum(values) / len(values))}")
-    return ", ".join([*parts, *filter(None, [restarts_text(status), rejected_text(status)])])
+    notes = restarts_text(status), rejected_text(status), problems_text(status)
+    return ", ".join([*parts, *filter(None, notes)])
 
 
 def restarts_text(status: RunStatus) -> str:
@@ -178,8 +230,10 @@ def _metric_cell(name: str, replica: ReplicaStatus) -> Cell:
 
 
 def _round_cell(replica: ReplicaStatus) -> Cell:
-    round_no = replica.progress.round_no
-    return Cell("" if round_no is None else str(round_no))
+    round_no, total = replica.progress.round_no, replica.progress.rounds_total
+    if round_no is None:
+        return Cell("")
+    return Cell(str(round_no) if total is None else f"{round_no} of {total}")
 
 
 def _reason_cell(replica: ReplicaStatus) -> Cell:
@@ -226,7 +280,7 @@ def _age_text(replica: ReplicaStatus, now: float) -> str:
 
 _IDENTITY: list[Field] = [
     (Column("rank", is_right=True), lambda r: Cell(str(r.rank), "bold")),
-    (Column("state"), lambda r: state_cell(r.state)),
+    (Column("state"), lambda r: Cell(replica_state_text(r), STATE_STYLES[r.state])),
     (Column("reason"), _reason_cell),
 ]
 _ROUND: Field = (Column("round", is_right=True), _round_cell)
@@ -329,7 +383,23 @@ def status_json(run_id: str, status: RunStatus, waiting: Waiting | None = None) 
     """The status for programs; with `waiting` only if a round waits for a rank."""
     counts = {str(state): count for state, count in status.counts().items()}
     more = {} if waiting is None else {"waiting": _waiting_json(waiting)}
-    return {"run_id": run_id, "counts": counts, **status.to_json(), **more}
+    known = {"counts": counts, "progress": Rounds.of(status).to_json(), "problems": list(status.problems())}
+    shown = status.to_json()
+    for replica in shown["replicas"]:
+        replica["message"] = shown_text(replica["message"])
+        replica["progress"]["last_line"] = shown_line(replica["progress"]["last_line"])
+    return {"run_id": run_id, **known, **shown, **more}
+
+
+def result_json(result: RunResult) -> dict[str, Any]:
+    """The result for programs: values as they were returned, and what replicas printed as a terminal shows it."""
+    shown = result.to_json()
+    for outcome in shown["outcomes"]:
+        outcome["message"] = shown_text(outcome["message"])
+        outcome["last_lines"] = [shown_line(line) for line in outcome["last_lines"]]
+        if outcome["error"] is not None:
+            outcome["error"] |= {name: shown_text(outcome["error"][name]) for name in ("message", "traceback")}
+    return shown
 
 
 def _waiting_json(waiting: Waiting) -> dict[str, Any]:
@@ -341,4 +411,7 @@ def _waiting_json(waiting: Waiting) -> dict[str, Any]:
 def endings_json(replicas: Sequence[ReplicaStatus], counts: Mapping[int, int]) -> list[dict[str, Any]]:
     """The `ranks` of `atoll logs --json`: the state of each rank and how many of its lines were shown."""
     names = ("rank", "state", "reason", "message", "exit_code", "attempt", "started_at", "ended_at")
-    return [{**{name: getattr(r, name) for name in names}, "lines": counts.get(r.rank, 0)} for r in replicas]
+    return [
+        {**{name: getattr(r, name) for name in names}, "message": shown_text(r.message), "lines": counts.get(r.rank, 0)}
+        for r in replicas
+    ]

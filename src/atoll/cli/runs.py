@@ -6,33 +6,36 @@ import logging
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from atoll import journal, registry
-from atoll.errors import RunNotFound, closest
+from atoll.errors import AtollError, RunNotFound, closest
 from atoll.handle import RunHandle
 from atoll.runs import config, index
+from atoll.runs.attach import attach
 from atoll.runs.config import Config
-from atoll.runs.run import Run, attach
+from atoll.runs.run import Run
 from atoll.runs.stored import StoredRun
 from atoll.stores.base import Store
 
 log = logging.getLogger("atoll.cli")
+_MOST_SUGGESTED = 1000
 
 
 def find_run(name: str, store: str | None) -> Run:
     """The run with this id or handle: in `store`, otherwise in the store of the local index or the configured one."""
-    settings = config.load()
+    settings, where = config.load(), store
     if store is None and "://" not in name and index.find(name) is None:
-        store = settings.get("store")
+        where = settings.get("store")
     # The address may contain a password, so it is not logged.
-    log.debug("run %s: reading it from %s", name, "the given store" if store else "the store of the local index")
+    log.debug("run %s: reading it from %s", name, "the given store" if where else "the store of the local index")
     with suggesting(name, store):
-        return attach(name, store=store, settings=_executor_settings(settings, name, store))
+        return attach(name, store=where, settings=_executor_settings(settings, name, where))
 
 
 @contextmanager
 def suggesting(name: str, store: str | None) -> Iterator[None]:
-    """Add to `RunNotFound` which run or which store may be meant."""
+    """Add to `RunNotFound` where the run was searched, and which run or store may be meant; `store` is `--store`."""
     try:
         yield
     except RunNotFound as exc:
@@ -40,17 +43,52 @@ def suggesting(name: str, store: str | None) -> Iterator[None]:
 
 
 def _not_found(error: RunNotFound, name: str, store: str | None) -> RunNotFound:
-    """The error, with what the local index has: another store with this run, or a run with a similar name."""
-    asked = None if store is None else registry.open_store(store).uri
+    """The error, with the searched places, and what the local index has: this run elsewhere, or a similar name."""
     known = index.everything()
-    if others := [run.store for run in known if run.run_id == name and asked not in (None, run.store)]:
-        return RunNotFound(error.message, hint=f"the run is in {others[0]}: leave out --store, or give this address")
-    close = closest(name, [run.run_id for run in known if run.run_id != name])
-    if close is None:
+    if "://" in name:  # a handle: its backend and the index were asked
         return error
-    at = [run.store for run in known if run.run_id == close]
-    hint = error.hint if asked in at else f"`{close}` is in {at[0]}: `atoll status {shlex.quote(close)}`"
-    return RunNotFound(f"{error.message}, did you mean `{close}`?", hint=hint)
+    asked, searched = _searched(name, store, len(known))
+    message = f"no run `{name}`; searched: {searched}"
+    if others := [run.store for run in known if run.run_id == name and run.store != asked.uri]:
+        return RunNotFound(message, hint=f"the run is in {others[0]}: leave out --store, or give this address")
+    places = {run.run_id: run.store for run in reversed(known)}
+    present = _run_ids(asked)
+    close = closest(name, [run_id for run_id in (*places, *present) if run_id != name])
+    if close is None:
+        return RunNotFound(message, hint=_where_to_look(asked, has_runs=bool(present), has_index=bool(known)))
+    is_there = close in present or places[close] == asked.uri
+    where = f" --store {shlex.quote(asked.uri)}" if is_there and close not in places else ""
+    hint = f"`{close}` is in {asked.uri if is_there else places[close]}: `atoll status {shlex.quote(close)}{where}`"
+    return RunNotFound(f"{message}; did you mean `{close}`?", hint=hint)
+
+
+def _searched(name: str, store: str | None, runs: int) -> tuple[Store, str]:
+    """The store in which the run was searched, and all searched places as text."""
+    if store is not None:
+        asked = registry.open_store(store)
+        return asked, f"{asked.uri} (--store)"
+    if (known := index.find(name)) is not None:
+        return registry.open_store(known.store), f"{known.store} (its store according to the local index)"
+    setting = config.load().settings["store"]
+    asked = registry.open_store(setting.value)
+    origin = "the default store" if setting.origin == "default" else f"`store` of {setting.origin}"
+    return asked, f"the local index ({runs} run{'' if runs == 1 else 's'}), {asked.uri} ({origin})"
+
+
+def _run_ids(store: Store) -> list[str]:
+    """Runs of the store, to suggest one of them; none if the store does not answer."""
+    try:
+        return list(islice(journal.run_ids(store), _MOST_SUGGESTED))
+    except AtollError as exc:
+        log.debug("cannot list the runs of a store: %s", exc.message)
+        return []
+
+
+def _where_to_look(asked: Store, *, has_runs: bool, has_index: bool) -> str:
+    """The commands that list runs, of those places that have any."""
+    lists = [f"`atoll ps --store {shlex.quote(asked.uri)}` lists the runs of that store"] if has_runs else []
+    lists += ["`atoll ps` lists the runs started on this machine"] if has_index else []
+    return "; ".join([*lists, "add `--store URI` for a run in another store"])
 
 
 def find_place(name: str, store: str | None) -> tuple[str, Store]:

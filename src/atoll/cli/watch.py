@@ -7,6 +7,7 @@ that does not answer, and the hints say how to continue after an error. An outag
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import time
@@ -20,7 +21,7 @@ from atoll import units
 from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.cli.output import Output
-from atoll.cli.render import progress_line, status_json
+from atoll.cli.render import counts_text, problems_text, progress_line, status_json
 from atoll.cli.waits import advice_text, outlook_text, waiting_text
 from atoll.errors import AtollError, BackendError, StoreError, StoreUnavailable
 from atoll.rounds.metrics import Waiting, latest_records, waiting_for
@@ -60,8 +61,8 @@ def watch(run: Run, out: Output, *, live: bool = True, **wait: Any) -> RunStatus
 
 
 def _line_view(run: Run, out: Output) -> View:
-    """A line when a count changes, when a service does not answer, and every few seconds in between."""
-    last: dict[str, Any] = {"counts": None, "at": 0.0, "advice": ""}
+    """A line when a count or a problem changes, when a service does not answer, and every few seconds in between."""
+    last: dict[str, Any] = {"shown": None, "at": 0.0, "advice": ""}
     poller, outage = RoundPoller(run), OutageReporter()
 
     def say(text: str) -> None:
@@ -70,9 +71,10 @@ def _line_view(run: Run, out: Output) -> View:
     def on_change(status: RunStatus) -> None:
         out.event("status", status_json(run.id, status))
         now = time.monotonic()
-        if out.is_json or (status.counts() == last["counts"] and now - last["at"] < _LINE_EVERY_S):
+        shown = counts_text(status), problems_text(status)
+        if out.is_json or (shown == last["shown"] and now - last["at"] < _LINE_EVERY_S):
             return
-        last.update(counts=status.counts(), at=now)
+        last.update(shown=shown, at=now)
         waiting = poller.waiting(status)
         texts = waiting_text(waiting, status, time.time()), outlook_text(waiting, status, run.id, time.time())
         say("; ".join(filter(None, (progress_line(status), *texts))))
@@ -155,14 +157,15 @@ class OutageReporter:
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Delay the first Ctrl-C until the block is done; a second one interrupts the block."""
+def deferred_interrupt(notice: str) -> Iterator[None]:
+    """Delay the first Ctrl-C until the block is done, and print the notice; a second one interrupts the block."""
     received: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
+        os.write(2, f"\n{notice}\n".encode())  # not through Python's streams, which the handler may have interrupted
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:

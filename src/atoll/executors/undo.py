@@ -41,6 +41,8 @@ def stop_and_raise(
         raise why
     cause = why.__cause__ if isinstance(why, SubmitError) and why.__cause__ is not None else why
     message = cause.message if isinstance(cause, AtollError) else f"interrupted by {type(cause).__name__}"
+    if isinstance(cause, SubmitError):
+        message = message.removesuffix(cause.tail)
     hint = f"`atoll cancel '{handle}'` tries again to stop them" if left else getattr(why, "hint", None)
     text = f"run `{run_id}`: {message.removeprefix(f'run `{run_id}`: ')}{note}"
     raise SubmitError(text, left_running=left, executor=executor.name, hint=hint) from cause

@@ -62,7 +62,7 @@ def run(attempt: Attempt) -> int:
         task = _read_task(context)
         context = ReplicaContext.from_environment(os.environ, task["args"])
         make_current(context)
-        value = _run_entry(task, context)
+        value = _run_entry(task, context, attempt)
         # A child that user code forked and did not end gets here too; it is not the replica.
         report = _success(value, attempt) if os.getpid() == pid else {"exit_code": 0}
     except BaseException as exc:  # noqa: BLE001  every error is recorded
@@ -80,7 +80,7 @@ def _read_task(context: ReplicaContext) -> dict[str, Any]:
     return record["spec"]["task"]  # type: ignore[no-any-return]
 
 
-def _run_entry(task: dict[str, Any], context: ReplicaContext) -> Any:
+def _run_entry(task: dict[str, Any], context: ReplicaContext, attempt: Attempt) -> Any:
     root = _code_root(task, context)
     entry = Entry.parse(task["entry"])
     sys.argv = [entry.script or f"{entry.module}", *task["argv"]]
@@ -91,12 +91,20 @@ def _run_entry(task: dict[str, Any], context: ReplicaContext) -> Any:
             playing(path)
             import runpy
 
+            _mark_called(attempt)
             runpy.run_path(path, run_name="__main__")
             return None
     with loading():
         function = _load_function(entry, root)
     log.debug("rank %d: call %s", context.rank, task["entry"])
+    _mark_called(attempt)
     return _call(function, context, task["args"])
+
+
+def _mark_called(attempt: Attempt) -> None:
+    """End the phase `loading`: what follows is the user's own code."""
+    with suppress(OSError):  # a full disk; `status` says so
+        attempt.called.touch()
 
 
 def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:

@@ -54,7 +54,8 @@ class KillPipe:
 class OutputPipe:
     """Both ends of one replica's output, from before the fork until the replica has ended."""
 
-    _disk_is_full = False
+    write_error: OSError | None = None
+    """Why output of replicas is dropped at the moment, for all pipes; the supervisor clears it."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -101,15 +102,15 @@ class OutputPipe:
         os.close(self._file)
 
     def _write(self, data: bytes) -> None:
-        if OutputPipe._disk_is_full:
+        if OutputPipe.write_error is not None:
             return
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as exc:
-            # A full disk must not block the replica. Later output is dropped: free space is for the run's outcome.
-            OutputPipe._disk_is_full = True
+            # A full disk must not block the replica. Output is dropped: free space is for the run's outcome.
+            OutputPipe.write_error = exc
             log.warning("replica output is lost from here on: %s", exc)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus
+from atoll.status import CALLED, LOADING, ON_REQUEST, Progress, Reason, ReplicaState, ReplicaStatus
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 
@@ -90,6 +90,8 @@ class RankProcess:
     kill_at: float | None = None
     start_at: float | None = None
     """When a restart is due."""
+    is_loading: bool = False
+    """Whether the process has not called the entry point yet."""
 
     @property
     def is_settled(self) -> bool:
@@ -103,7 +105,7 @@ class RankProcess:
         return min(times, default=float("inf"))
 
     def started(self, pid: int, now: float, wall: float) -> None:
-        self.pid, self.start_at = pid, None
+        self.pid, self.start_at, self.is_loading = pid, None, True
         self.limit_at = now + self.timeout_s if self.limit_at is None else self.limit_at
         # The message stays: it says why the rank was restarted.
         self.state, self.reason, self.exit_code = ReplicaState.RUNNING, Reason.OK, None
@@ -112,6 +114,7 @@ class RankProcess:
     def ended(self, verdict: ExitVerdict, wall: float) -> None:
         """The process ended; the uploader has not stored its outcome yet."""
         self.pid, self.kill_at, self.verdict, self.ended_at = None, None, verdict, wall
+        self.is_loading = False
 
     def stored(self, now: float, problem: str = "") -> None:
         """The uploader stored the attempt, or could not because of `problem`: settle, or schedule a restart."""
@@ -133,7 +136,9 @@ class RankProcess:
         self.message = f"{verdict.message}; {problem}".strip("; ") if problem else verdict.message
         self.start_at = None
 
-    def status(self, host: str) -> dict[str, Any]:
+    def status(self, host: str, problem: str = "") -> dict[str, Any]:
+        """The row of the supervisor's table; `problem` is what cannot be written at the moment."""
+        phase = (LOADING if self.is_loading else CALLED) if self.state is ReplicaState.RUNNING else None
         return ReplicaStatus(
             rank=self.rank,
             state=self.state,
@@ -145,4 +150,5 @@ class RankProcess:
             native_id=None if self.pid is None else str(self.pid),
             started_at=self.started_at,
             ended_at=self.ended_at if self.is_settled else None,
+            progress=Progress(phase=phase, problem="" if self.is_settled else problem),
         ).to_json()

@@ -6,7 +6,7 @@
     cancel        exists as soon as a cancellation was requested
     diary.log     output of supervisor and uploader
     ballast       deleted when the disk is full, so that the end of the run can still be written
-    00003/000/    one attempt of one rank: log, progress.json, outcome.json, result.json
+    00003/000/    one attempt of one rank: log, called (the entry point), progress.json, outcome.json, result.json
 
 This module is the only one that knows these names.
 """
@@ -17,9 +17,13 @@ import fcntl
 import json
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from atoll.disk import MARGIN_BYTES, DiskWatch
+
+_RESERVE_BYTES = 256 << 10
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, pid
 
 
@@ -66,13 +70,37 @@ class Spool:
             os.close(descriptor)
         return None if kind == fcntl.F_UNLCK else int(pid)
 
-    def write_json(self, path: Path, value: Any) -> None:
-        """Write a file as `write_json` does; if that fails, as on a full disk, delete the reserve and retry once."""
+    def write_json(self, path: Path, value: Any) -> OSError | None:
+        """Write a file as `write_json` does; if that fails, as on a full disk, delete the reserve and retry once.
+
+        Returns the error of the first try, if there was one.
+        """
         try:
             write_json(path, value)
-        except OSError:
+        except OSError as exc:
             self.reserve.unlink(missing_ok=True)
             write_json(path, value)
+            return exc
+        return None
+
+    def write_reserve(self) -> OSError | None:
+        """Write the reserve; returns the error if it does not fit."""
+        try:
+            self.reserve.write_bytes(b"\0" * _RESERVE_BYTES)
+        except OSError as exc:
+            with suppress(OSError):
+                self.reserve.unlink(missing_ok=True)
+            return exc
+        return None
+
+    @property
+    def lacks_reserve(self) -> bool:
+        """Whether a process deleted the reserve because the disk was full; the supervisor writes it again."""
+        return self.root.is_dir() and not self.reserve.exists()
+
+    def disk_watch(self) -> DiskWatch:
+        """Watches the disk of the spool; a full disk has room again when the reserve fits."""
+        return DiskWatch(self.root, room_bytes=_RESERVE_BYTES + 2 * MARGIN_BYTES)
 
 
 class Attempt:
@@ -82,6 +110,7 @@ class Attempt:
         self.spool = spool
         self.root = root
         self.log = root / "log"
+        self.called = root / "called"
         self.progress = root / "progress.json"
         self.outcome = root / "outcome.json"
         self.result = root / "result.json"
@@ -90,9 +119,14 @@ class Attempt:
 def write_json(path: Path, value: Any) -> None:
     """Replace the file atomically: a reader sees the old or the new text."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(fresh, "w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, separators=(",", ":"))
-    os.replace(fresh, path)
+    try:
+        with open(fresh, "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False, separators=(",", ":"))
+        os.replace(fresh, path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any:

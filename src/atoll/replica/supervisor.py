@@ -22,7 +22,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +36,8 @@ from atoll.status import Reason, ReplicaState
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _STORE_TIMEOUT_S, _STORE_TIMEOUT_CANCELLED_S = 120.0, 30.0
 """How long an ended rank waits for its upload. A cancelled run must end soon, also while the store is down."""
-_RESERVE_BYTES = 256 << 10
+_LOADING_S, _FULL_S = 0.1, 1.0
+"""How often the supervisor looks whether a loading replica has called its entry point, and a full disk has room."""
 
 log = logging.getLogger("atoll.replica")
 
@@ -59,13 +59,15 @@ class Supervisor:
         self._outputs: dict[int, OutputPipe] = {}
         self._stop_requested = False
         self._oom_kills = processes.oom_kills()
+        self._disk = spool.disk_watch()
+        self._look_at = 0.0
+        self._written: list[dict[str, Any]] = []
 
     def run(self, *, on_ready: Callable[[], None] | None = None) -> Attempt | None:
         """Supervise until every rank is settled. `on_ready` is called when all replicas are started."""
         self._handle_signals()
         processes.adopt_orphans()  # before the first replica, which may end at once and leave a child behind
-        with suppress(OSError):
-            self._spool.reserve.write_bytes(b"\0" * _RESERVE_BYTES)
+        self._disk.failed(self._spool.write_reserve())
         self._write_status()  # from here on the run has started: no other supervisor starts it again
         if self._spool.cancel.exists():
             self._stop_all()
@@ -99,8 +101,11 @@ class Supervisor:
         self._read_signals()
         self._reap()
         self._read_uploader()
+        self._watch_disk()
         now = time.monotonic()
         for process in self._ranks:
+            if process.is_loading:
+                process.is_loading = not self._spool.attempt(process.rank, process.attempt).called.exists()
             is_running = process.pid is not None and process.stop_reason is StopReason.NONE
             if process.kill_at is not None and now >= process.kill_at:
                 log.info("rank %d: grace is over, sending SIGKILL", process.rank)
@@ -303,6 +308,10 @@ class Supervisor:
     def _sleep(self) -> None:
         """Sleep until an action is due or a descriptor is readable; then copy the replicas' output."""
         next_action_at = min(self._uploader.timeout_at, *(process.next_action_at for process in self._ranks))
+        if any(process.is_loading for process in self._ranks):
+            next_action_at = min(next_action_at, time.monotonic() + _LOADING_S)
+        if self._disk.is_full:
+            next_action_at = min(next_action_at, self._look_at)
         pause = max(0.0, min(60.0, next_action_at - time.monotonic()))
         outputs = {output.read_end: output for output in self._outputs.values() if output.is_open}
         poll = select.poll()
@@ -312,15 +321,39 @@ class Supervisor:
             if descriptor in outputs:
                 outputs[descriptor].drain()
 
-    def _write_status(self) -> None:
-        self._write(self._spool.status, [process.status(self._host) for process in self._ranks])
+    def _watch_disk(self) -> None:
+        """Once the disk has room again: write the reserve, and store the replicas' output again."""
+        self._disk.failed(OutputPipe.write_error)
+        self._disk.is_full = self._disk.is_full or self._spool.lacks_reserve
+        if not self._disk.is_full or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _FULL_S
+        if self._disk.look():
+            return
+        self._disk.failed(self._spool.write_reserve())
+        if not self._disk.is_full:
+            log.warning("the disk has room again: replica output is stored from here on")
+            OutputPipe.write_error = None
 
-    def _write(self, path: Path, value: Any) -> None:
-        """Write JSON to the spool. A full disk is logged; it does not end the replicas."""
+    def _write_status(self) -> None:
+        """Write the table of ranks, if it has changed. A disk that turns out to be full is in it at once."""
+        for _ in range(2):
+            problem = self._disk.problem or self._uploader.problem
+            rows = [process.status(self._host, problem) for process in self._ranks]
+            if rows == self._written:
+                return
+            self._written = rows if self._write(self._spool.status, rows) else []
+
+    def _write(self, path: Path, value: Any) -> bool:
+        """Write JSON to the spool. A full disk is logged and shown by `status`; it does not end the replicas."""
         try:
-            self._spool.write_json(path, value)
+            self._disk.failed(self._spool.write_json(path, value))
         except OSError as exc:
-            log.warning("cannot write to the spool: %s", exc)
+            if not self._disk.is_full:  # otherwise this was logged already
+                log.warning("cannot write to the spool: %s", exc)
+            self._disk.failed(exc)
+            return False
+        return True
 
     def _finish(self) -> None:
         """Every rank is settled: end what the replicas left behind, and write the last status after that."""

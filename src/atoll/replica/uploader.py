@@ -17,25 +17,31 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from atoll.disk import folder_of, full_text, is_full
 from atoll.errors import KeyExists, StoreError
 from atoll.keys import RunKeys
 from atoll.registry import open_store
 from atoll.replica import processes
 from atoll.replica.spool import Spool, read_record
+from atoll.status import CALLED, LOADING
 from atoll.stores.base import Store
+from atoll.terminal_text import shown_line
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 _MAX_STARTS = 5
+_LOOK_S = 1.0
 _TICK_S, _RETRY_S, _RETRY_LIMIT_S = 0.25, 0.5, 60.0
 _LOG_PART_BYTES, _LOG_PART_AGE_S = 4 << 20, 5.0
 _BEAT_CHANGED_S, _BEAT_IDLE_S = 1.0, 10.0
 _INLINE_RESULT_BYTES = 64 << 10
 _LAST_LINE_BYTES = 4096
+_PACE = ("rounds_total", "round_s", "round_at")
 
 log = logging.getLogger("atoll.replica")
 
@@ -49,13 +55,15 @@ class UploaderLink:
         self._starts = 0
         self._to_uploader = self._from_uploader = -1
         self._partial = b""
+        self.problem = ""
+        """Why the uploader cannot upload at the moment, if a disk is full."""
         self._waiting: dict[int, float] = {}
         """Ranks that ended and are not stored yet, each with the time at which the supervisor stops waiting."""
 
     def start(self, in_child: Callable[[], None]) -> bool:
         """Fork the uploader. False if it has died too often: then the supervisor waits for nothing more."""
         self.close()
-        self.pid = None
+        self.pid, self.problem = None, ""
         if self._starts >= _MAX_STARTS:
             self._waiting = dict.fromkeys(self._waiting, 0.0)
             return False
@@ -89,7 +97,11 @@ class UploaderLink:
     def stored_ranks(self) -> Iterator[tuple[int, str]]:
         """Ranks that need no more waiting, each with the problem that kept it from being stored, if any."""
         for line in self._lines():
-            _, rank, problem = (*line.split(" ", 2), "")[:3]
+            word, _, rest = line.partition(" ")
+            if word == "problem":
+                self.problem = rest
+                continue
+            rank, _, problem = rest.partition(" ")
             if self._waiting.pop(int(rank), None) is not None:
                 yield int(rank), problem
         now = time.monotonic()
@@ -164,6 +176,10 @@ class Uploader:
         """Attempts that have ended, each with the time until which the uploader retries."""
         self._partial = b""
         self._error = ""
+        self._disk, self._look_at = spool.disk_watch(), 0.0
+        self._full_stores: dict[tuple[int, int], str] = {}
+        """Attempts whose last upload found the store's disk full, each with the text for `status`."""
+        self._problem = ""
 
     def run(self) -> None:
         """Upload until the supervisor sends `done`, or dies."""
@@ -192,12 +208,20 @@ class Uploader:
         return False
 
     def _upload_all(self) -> None:
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_S
+            self._disk.look()
+            self._disk.is_full = self._disk.is_full or self._spool.lacks_reserve
         attempts = list(self._uploads)
         if len(attempts) > 4 and not self._plan["store"].startswith("file:"):
             list(self._pool.map(self._upload, attempts))  # a remote store: many at once
         else:
             for attempt in attempts:
                 self._upload(attempt)
+        problem = self._disk.problem or next(iter(self._full_stores.values()), "")
+        if problem != self._problem:
+            self._problem = problem
+            self._send(f"problem {problem}")
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -212,9 +236,12 @@ class Uploader:
     def _upload(self, attempt: tuple[int, int]) -> None:
         is_final = attempt in self._ended
         try:
-            self._uploads[attempt].upload(self._store, final=is_final)
+            self._uploads[attempt].upload(self._store, final=is_final, problem=self._disk.problem)
             self._error = ""
+            self._full_stores.pop(attempt, None)
         except (StoreError, OSError) as exc:
+            if is_full(exc):
+                self._full_stores[attempt] = full_text(folder_of(self._plan["store"]) or self._plan["store"])
             if str(exc) != self._error:  # logged once, not at each retry
                 self._error = str(exc)
                 log.warning("rank %d: upload failed: %s", attempt[0], exc)
@@ -228,11 +255,13 @@ class Uploader:
     def _reply(self, attempt: tuple[int, int], problem: str) -> None:
         self._uploads.pop(attempt, None)
         self._ended.pop(attempt, None)
+        self._full_stores.pop(attempt, None)
         log.debug("rank %d: attempt %d is %s", *attempt, "not stored" if problem else "stored")
-        try:
-            os.write(self._replies, f"stored {attempt[0]} {problem}".rstrip().encode() + b"\n")
-        except BrokenPipeError:
-            pass
+        self._send(f"stored {attempt[0]} {problem}".rstrip())
+
+    def _send(self, line: str) -> None:
+        with suppress(BrokenPipeError):  # the supervisor died; `run` reads that
+            os.write(self._replies, line.encode("utf-8", "replace") + b"\n")
 
     def _finish_without_supervisor(self) -> None:
         """The supervisor died, and the kernel killed its replicas: end what is left, and upload what they wrote."""
@@ -264,12 +293,12 @@ class AttemptUpload:
         self._beat: dict[str, Any] = {}
         self._beat_at = -_BEAT_IDLE_S
 
-    def upload(self, store: Store, *, final: bool) -> None:
-        """Upload what is due; with `final`, everything."""
+    def upload(self, store: Store, *, final: bool, problem: str = "") -> None:
+        """Upload what is due; with `final`, everything. `problem` goes into the heartbeat."""
         self._echo_log()
         self._upload_start(store)
         self._upload_log(store, final)
-        self._upload_beat(store, final)
+        self._upload_beat(store, final, problem)
         if final:
             self._upload_outcome(store)
 
@@ -317,7 +346,7 @@ class AttemptUpload:
             return 0
         return self._keys.parse_log_chunk(keys[-1]).offset + len(store.get(keys[-1]))
 
-    def _upload_beat(self, store: Store, final: bool) -> None:
+    def _upload_beat(self, store: Store, final: bool, problem: str) -> None:
         age = time.monotonic() - self._beat_at if self._beat_at >= 0 else _BEAT_IDLE_S
         if age < _BEAT_CHANGED_S and not final:
             return
@@ -326,7 +355,10 @@ class AttemptUpload:
             "attempt": self._number,
             "round_no": progress.get("round_no"),
             "metrics": progress.get("metrics", {}),
-            "last_line": self._last_line(),
+            **self._last_line(),
+            "phase": CALLED if self._attempt.called.exists() else LOADING,
+            **{name: progress[name] for name in _PACE if name in progress},
+            **({"problem": problem} if problem else {}),
         }
         if final or age >= _BEAT_IDLE_S or beat != self._beat:
             store.put(self._keys.beat(self._rank), json.dumps({**beat, "beat_at": time.time()}).encode())
@@ -362,9 +394,10 @@ class AttemptUpload:
             file.seek(start)
             return file.read(length)
 
-    def _last_line(self) -> str:
+    def _last_line(self) -> dict[str, Any]:
+        """The last line with text as a terminal shows it, and whether it has no line end yet."""
         size = self._size()
         tail = self._read(max(0, size - _LAST_LINE_BYTES), _LAST_LINE_BYTES) if size else b""
-        lines = tail.decode("utf-8", "replace").split("\n")
-        shown = next((line for line in reversed(lines) if line.strip()), "")
-        return "".join(c for c in shown.rpartition("\r")[2] if c.isprintable())[:200]
+        lines = [shown_line(line).strip() for line in tail.decode("utf-8", "replace").split("\n")]
+        last = next(filter(None, reversed(lines)), "")
+        return {"last_line": last.replace("\t", " ")[:200], **({"is_line_open": True} if lines[-1] else {})}

@@ -281,7 +281,7 @@ def _notes(setting: Setting, exchange: Exchange, pace: Throughput) -> Iterator[s
         yield f"reading {setting.replicas - 1} offers takes about {trips * setting.latency_s:.1f} s more"
     stride_s = setting.inner_steps // setting.fragments * setting.step_time_s
     if setting.delay and pace.exchange_s > stride_s:
-        yield "an exchange takes longer than the inner steps between two of them: it can never be hidden"
+        yield "an exchange takes longer than the inner steps between two of them: a part of it is always exposed"
 
 
 def _problems(s: Setting) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Runs: `prepare` checks one, `launch` starts it, `attach` finds it again, and `Run` controls it.
+"""Runs: `prepare` checks one, `launch` starts it, and `Run` controls it; `runs/attach.py` finds it again.
 
 The command line, `atoll.serverless` and users call this. All state is in the store and at the backend, so every
 method of `Run` works in any process.
@@ -10,10 +10,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atoll import journal, registry
+from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext, default_store
 from atoll.errors import (
@@ -24,26 +26,29 @@ from atoll.errors import (
     Problems,
     RunNotFound,
     StoreError,
+    StoreUnavailable,
     WaitTimeout,
 )
-from atoll.executors.base import Executor, HandleResolver, Plan, Preflighter
+from atoll.executors.base import Executor, Plan, Preflighter
 from atoll.handle import RunHandle
 from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
-from atoll.runs import entry_check, index
+from atoll.runs import entry_check
 from atoll.runs.replacement import Replacements, may_replace
 from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
 from atoll.runs.stored import Beat, StoredRun
 from atoll.runs.wait import OnDeadline, wait
-from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, is_own_script
-from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, own_script
+from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus, with_progress
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
 from atoll.validation import shown
 
 log = logging.getLogger("atoll.runs")
+RECORD_TIMEOUT_S = 15.0
+"""How long `attach` and `Run.cancel` wait for the store if they can do without it."""
 _STATUS_TIMEOUT_S = 10.0
 """`Run.wait` retries a store request for at most this long, so that the caller sees an outage soon."""
 
@@ -102,10 +107,12 @@ def prepare(
             "a run was launched while a replica was loading your code, so each replica would launch another run",
             hint="put the launch under `if __name__ == '__main__':`",
         )
-    if is_own_script(entry):
+    if (script := own_script(entry)) is not None:
+        name = os.path.basename(script)
         raise ConfigError(
-            f"a replica that runs `{entry}` launches `{entry}`, so each replica would launch another run",
-            hint="launch a function of it: `script.py:function`",
+            f"a replica runs `{name}`, and this script launches itself, so each replica would launch another run",
+            hint=f"start it with `python {name}`, or run its function: `atoll run {name}:FUNCTION`",
+            reason="launches_itself",
         )
     problems, uri = Problems(), store or default_store()
     executor = problems.trying(lambda: executor_for(on, settings))
@@ -145,49 +152,6 @@ def executor_for(on: str | Executor, settings: Mapping[str, Any] | None) -> Exec
         names = ", ".join(settings)
         raise InvalidSpec("this run", [f"settings: {names}: `on` is an executor; give them to its constructor"])
     return on
-
-
-def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:
-    """The run with this id or handle, from any process.
-
-    An id is looked up in `store`, or in the local index; a handle also at the backend it names. If the store does not
-    answer, or has lost the run, but the handle is known, the result is an `UnrecordedRun`, which can still be stopped.
-    """
-    handle = RunHandle.parse(run) if "://" in run else None
-    known = None if store and handle is None else index.find(run)
-    run_id, where = (known.run_id, store or known.store) if known else (None if handle else run, store)
-    if handle is not None and (run_id is None or where is None):
-        run_id, where = _origin(handle, where, settings or {})
-    known_handle = handle or (RunHandle.parse(known.handle) if known else None)
-    try:
-        if run_id is None or where is None:
-            raise RunNotFound(
-                f"no run `{run}` in the local index", hint="add `--store URI`; `atoll ps` lists the runs in the index"
-            )
-        return Run.stored(registry.open_store(where), run_id, handle, settings)
-    except (StoreError, RunNotFound) as exc:
-        if known_handle is None:
-            raise
-        found = UnrecordedRun(run_id or known_handle.native_id, known_handle, exc, settings)
-        if isinstance(exc, RunNotFound) and not found.is_known_to_backend:
-            raise
-        log.warning("%s; only the handle of run `%s` is known", exc.message, found.id)
-        return found
-
-
-def _origin(
-    handle: RunHandle, store: str | os.PathLike[str] | None, settings: Mapping[str, Any]
-) -> tuple[str | None, str | os.PathLike[str] | None]:
-    """Run id and store of a handle: from the backend if it knows them, else by a search in the given store."""
-    executor = registry.executor(handle.executor, **settings)
-    context = executor.origin(handle) if isinstance(executor, HandleResolver) else None
-    if context is not None:
-        return context.run_id, store or context.store_uri
-    if store is None:
-        return None, None
-    opened = registry.open_store(store)
-    match = (run_id for run_id in journal.run_ids(opened) if journal.read_handle(opened, run_id) == handle)
-    return next(match, None), store
 
 
 class Draft:
@@ -361,13 +325,13 @@ class Run:
     def _cancel(self, why: str) -> Stopped:
         store = with_retry_timeout(self.store, _STATUS_TIMEOUT_S)
         handle, is_started = self._handle, self._handle is not None
-        try:
-            if handle is None:
-                launch = journal.newest_launch(store, self.id)
+        if handle is None:
+            try:
+                launch = answer_within(RECORD_TIMEOUT_S, lambda: journal.newest_launch(store, self.id))
                 handle, is_started = launch.handle, launch.handle is not None
                 handle = handle or self._intended(store)
-        except StoreError as exc:
-            log.debug("run %s: the store does not say whether it was started: %s", self.id, exc.message)
+            except (StoreError, Unanswered) as exc:
+                log.debug("run %s: the store does not say whether it was started: %s", self.id, exc)
         handle = handle or planned_handle(self.executor, self.plan())
         if handle is None:
             message = f"the launcher of run `{self.id}` died, and only it knew what it started"
@@ -379,11 +343,14 @@ class Run:
         if before is not None and before.is_terminal and is_started and not (could_grow and any(before.failures())):
             return Stopped(before)
         ended = () if before is None else tuple(r.rank for r in before.replicas if _has_ended(r))
+        cancel = Cancel(why, ended if is_started else ())
+        record = partial(journal.record_cancel, store, self.id, cancel, launch=self.launch)
         try:
-            journal.record_cancel(store, self.id, Cancel(why, ended if is_started else ()), launch=self.launch)
-        except StoreError as exc:
-            log.warning("run %s is stopped, but the store could not record that: %s", self.id, exc.message)
-            return Stopped(before, exc)
+            answer_within(RECORD_TIMEOUT_S, record)
+        except (StoreError, Unanswered) as problem:
+            error = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
+            log.info("run %s is stopped, but the store could not record that: %s", self.id, error.message)
+            return Stopped(before, error)
         if not is_started or could_grow:
             # A launcher or a watcher that checked for a cancellation before the record was written has created all
             # its replicas by now; a later one sees the record and stops its replicas itself.
@@ -476,10 +443,8 @@ class Run:
 
     def _with_beat(self, replica: ReplicaStatus, beat: Beat | None) -> ReplicaStatus:
         """The status with its heartbeat, which also knows of restarts inside a container."""
-        if beat is None:
-            return replica
-        replica = replace(replica, progress=beat.progress)
-        if beat.attempt <= replica.attempt:
+        replica = with_progress(replica, None if beat is None else beat.progress)
+        if beat is None or beat.attempt <= replica.attempt:
             return replica
         before = None if replica.state.is_terminal else self._stored.outcome(replica.rank, beat.attempt - 1)
         message = replica.message if before is None else f"attempt {before.attempt} ended: {before.message}"
@@ -489,43 +454,6 @@ class Run:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:
             return outcome
         return replace(outcome, last_lines=last_lines(lambda: self.logs(outcome.rank, tail=5)))
-
-
-class UnrecordedRun(Run):
-    """A run whose record cannot be read: only its handle is known. The backend gives its status and stops it.
-
-    Whatever needs the record raises the error of the store.
-    """
-
-    def __init__(
-        self, run_id: str, handle: RunHandle, problem: AtollError, settings: Mapping[str, Any] | Executor | None
-    ) -> None:
-        given = settings if isinstance(settings, Executor) else None
-        self.executor = given or registry.executor(handle.executor, **(settings or {}))  # type: ignore[arg-type]
-        self.id, self.launch, self._handle, self._problem = run_id, 1, handle, problem
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("spec", "store", "_stored", "_clock"):
-            raise self._problem
-        raise AttributeError(name)
-
-    def __repr__(self) -> str:
-        return f"<UnrecordedRun {self.id} on {self.executor.name}, {self.handle}>"
-
-    @property
-    def is_known_to_backend(self) -> bool:
-        """Whether the backend knows any replica of the run."""
-        return any(replica.state is not ReplicaState.LOST for replica in self.status().replicas)
-
-    def status(self, *, progress: bool = True) -> RunStatus:  # noqa: ARG002  heartbeats are in the store
-        """The status of every rank, from the backend alone."""
-        return self.executor.status(self.handle)
-
-    def cancel(self) -> Stopped:
-        """Stop every replica. The stop is not recorded."""
-        before = status_or_none(self.executor, self.handle)
-        self.executor.cancel(self.handle)
-        return Stopped(before, None if before is not None and before.is_terminal else self._problem)
 
 
 def status_or_none(executor: Executor, handle: RunHandle) -> RunStatus | None:

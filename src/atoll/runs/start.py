@@ -9,6 +9,7 @@ and the next launch gets a new number and new names.
 from __future__ import annotations
 
 import logging
+import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,7 +20,7 @@ from atoll.executors.undo import has_created_nothing, stop_and_raise
 from atoll.handle import RunHandle
 from atoll.journal import Launch
 from atoll.runs import index
-from atoll.status import ReplicaState
+from atoll.status import ReplicaState, RunStatus
 
 if TYPE_CHECKING:
     from atoll.runs.run import Draft
@@ -40,7 +41,7 @@ def start(draft: Draft) -> Launch:
     if found.handle is not None:
         log.info("run %s exists already: adopt it", run_id)
         if _has_cancelled_ranks(draft.executor, found.handle):
-            raise _cancelled(run_id, "its replicas were stopped")
+            raise _half_cancelled(run_id, draft.executor.status(found.handle))
         index.remember(run_id, store.uri, str(found.handle))
         return found
     if found.undone is not None:
@@ -97,8 +98,12 @@ class _Start:
             # This launcher may have created replicas after the other one stopped them.
             message = f"another launcher undid this launch: {decided.undone}"
             self._stop_and_raise(SubmitError(message, executor=self._executor.name))
-        log.info("run %s: started on %s as %s", self._run_id, self._executor.name, decided.handle)
-        self._check_not_cancelled(decided.handle)
+        try:
+            log.info("run %s: started on %s as %s", self._run_id, self._executor.name, decided.handle)
+            self._check_not_cancelled(decided.handle)
+        except KeyboardInterrupt as exc:
+            exc.add_note(f"run `{self._run_id}` was started and continues: {decided.handle}")
+            raise
         return decided
 
     def _submit(self) -> RunHandle:
@@ -150,7 +155,9 @@ class _Start:
 
     def _check_not_cancelled(self, handle: RunHandle) -> None:
         """Raise `Conflict` if the run was cancelled while it started; its replicas are stopped first."""
-        cancel = journal.read_cancel(self._store, self._run_id, launch=self._number)
+        cancel = None
+        with suppress(StoreError):  # the handle is recorded, so the run can be stopped later
+            cancel = journal.read_cancel(self._store, self._run_id, launch=self._number)
         if cancel is None and not _has_cancelled_ranks(self._executor, handle):
             return
         log.info("run %s was cancelled while it started: stop it", self._run_id)
@@ -180,6 +187,16 @@ def _has_cancelled_ranks(executor: Executor, handle: RunHandle) -> bool:
 
 def _cancelled(run_id: str, why: str) -> Conflict:
     return Conflict(run_id, what=f"run `{run_id}` was cancelled: {why}", reason="cancelled")
+
+
+def _half_cancelled(run_id: str, status: RunStatus) -> Conflict:
+    """The error for a run that was stopped, but whose stop is not recorded: perhaps not every replica is stopped."""
+    left = [r.native_id or f"rank {r.rank}" for r in status.replicas if not r.state.is_terminal]
+    if not left:
+        return _cancelled(run_id, "its replicas were stopped")
+    error = _cancelled(run_id, f"some of its replicas were stopped, and these still run: {', '.join(left)}")
+    error.hint = f"`atoll cancel {shlex.quote(run_id)}` stops them; then choose another run id"
+    return error
 
 
 def _text(why: BaseException) -> str:

@@ -6,8 +6,10 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from atoll import disk
 from atoll._time import Clock
 from atoll.errors import KeyNotFound, StoreError
 from atoll.keys import RunKeys
@@ -16,6 +18,8 @@ from atoll.status import Progress
 from atoll.stores.base import Store
 
 _PAUSE_S = 0.5
+_LARGEST = 1e15
+"""A time or a number of rounds beyond this is an error of the replica's code."""
 
 
 class Beat(NamedTuple):
@@ -58,14 +62,32 @@ class StoredRun:
             from atoll._threads import map_in_background
 
             beats = map_in_background(self._beat, range(replicas), most=16)  # a store with latency: many at once
+        if problem := self._problem():
+            beats = [_with_problem(beat or Beat(0, Progress()), problem) for beat in beats]
         return {rank: beat for rank, beat in enumerate(beats) if beat is not None}
+
+    def _problem(self) -> str:
+        """`disk full: …` if the store is a folder that has no room: then newer heartbeats do not reach it."""
+        folder = disk.folder_of(self._store.uri)
+        return "" if folder is None else disk.problem_of(folder)
 
     def _beat(self, rank: int) -> Beat | None:
         try:
             beat = _json(self._store.get(self._keys.beat(rank)))
         except KeyNotFound:
             return None
-        progress = Progress(beat["round_no"], beat["metrics"], beat["last_line"], beat["beat_at"])
+        total = _number(beat, "rounds_total")
+        progress = Progress(
+            beat["round_no"],
+            beat["metrics"],
+            beat["last_line"],
+            beat["beat_at"],
+            rounds_total=None if total is None else int(total),
+            eta_s=_eta_s(beat),
+            phase=beat.get("phase"),
+            is_line_open=bool(beat.get("is_line_open")),
+            problem=str(beat.get("problem", "")),
+        )
         return Beat(int(beat.get("attempt", 0)), progress)
 
     def attempts(self, rank: int) -> list[int]:
@@ -131,6 +153,10 @@ class StoredRun:
         return ReplicaOutcome.from_json(data)
 
 
+def _with_problem(beat: Beat, problem: str) -> Beat:
+    return beat._replace(progress=replace(beat.progress, problem=beat.progress.problem or problem))
+
+
 def _split(chunks: Iterable[bytes]) -> Iterator[str]:
     partial = b""
     for chunk in chunks:
@@ -142,6 +168,23 @@ def _split(chunks: Iterable[bytes]) -> Iterator[str]:
 
 def _text(line: bytes) -> str:
     return line.removesuffix(b"\r").decode("utf-8", "backslashreplace")
+
+
+def _eta_s(beat: dict[str, Any]) -> float | None:
+    """How long the remaining rounds take from the heartbeat on; all its times are of the replica's own clock."""
+    found = [_number(beat, name) for name in ("round_no", "rounds_total", "round_s", "round_at", "beat_at")]
+    known = [number for number in found if number is not None]
+    if len(known) < len(found):
+        return None
+    done, total, round_s, round_at, beat_at = known
+    left = total - done
+    return max((left - 1) * round_s, left * round_s - max(0.0, beat_at - round_at)) if left > 0 else None
+
+
+def _number(beat: dict[str, Any], name: str) -> float | None:
+    """A field that an older replica does not send, and that user code can overwrite; None if it is not a number."""
+    found = beat.get(name)
+    return found if isinstance(found, int | float) and abs(found) < _LARGEST else None
 
 
 def _json(data: Any) -> Any:

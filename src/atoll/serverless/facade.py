@@ -16,7 +16,8 @@ from atoll.executors.base import Executor
 from atoll.handle import RunHandle
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome, join, outcome_of
-from atoll.runs.run import Run, UnrecordedRun, prepare
+from atoll.runs.attach import UnrecordedRun
+from atoll.runs.run import Run, prepare
 from atoll.runs.stored import StoredRun
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus

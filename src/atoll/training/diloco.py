@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from atoll import validation
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.context import ReplicaContext, current, numbers
+from atoll.context import ReplicaContext, current, number_of_rounds, numbers
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.rounds.client import RoundClient
 from atoll.rounds.context import Tuning
@@ -228,6 +228,7 @@ class DiLoCo:
 
     def _steps(self, batches: Iterable[Batch], rounds: int, weigh: Callable[[Batch], float]) -> Iterator[Batch]:
         self._last_round = rounds
+        self._progress.begin(self.round, rounds)
         if self._loop.begun < rounds:
             self._feed = Feed(batches, self._saved.pop("data", None))
             if "rng" in self._saved:  # the feed drew random numbers while it skipped batches
@@ -443,6 +444,7 @@ class Progress:
         self._began = clock.monotonic()
         self._waited_s = 0.0
         self._reported_at = -_REPORT_EVERY_S
+        self._rounds_total: int | None = None
         self.metrics: dict[str, float] = {}
 
     @property
@@ -450,11 +452,18 @@ class Progress:
         """The share of the time so far that was spent in rounds instead of training."""
         return self._waited_s / max(1e-9, self._clock.monotonic() - self._began)
 
+    def begin(self, round_no: int, rounds_total: int) -> None:
+        """Training begins or continues at `round_no`; from here on every report has the number of rounds."""
+        self._rounds_total = rounds_total
+        self._report(round_no)
+
     def note(self, round_no: int, metrics: dict[str, float]) -> None:
-        """Set new values; other metrics keep theirs."""
+        """Set new values; other metrics keep theirs. `rounds_total` is no metric but the number of rounds."""
         if "round_no" in metrics:
             raise InvalidSpec("log", ["round_no: this name is reserved; every report has the round already"])
-        self.metrics.update(numbers(metrics))
+        given = dict(metrics)
+        self._rounds_total = number_of_rounds(given.pop("rounds_total", None)) or self._rounds_total
+        self.metrics.update(numbers(given))
         if self._clock.monotonic() - self._reported_at >= _REPORT_EVERY_S:
             self._report(round_no)
 
@@ -478,7 +487,7 @@ class Progress:
 
     def _report(self, round_no: int) -> None:
         self._reported_at = self._clock.monotonic()
-        self._ctx.log(round_no=round_no, **self.metrics)
+        self._ctx.log(round_no=round_no, rounds_total=self._rounds_total, **self.metrics)
 
 
 # ---- the rules for arguments

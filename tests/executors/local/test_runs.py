@@ -14,6 +14,7 @@ import time
 import pytest
 
 import atoll
+from atoll import journal
 from atoll.errors import Conflict, InvalidSpec, RunFailed, RunNotFound, SubmitError, Unsupported, WaitTimeout
 from atoll.replica import processes
 from atoll.replica.spool import Spool
@@ -597,12 +598,33 @@ def test_a_child_without_label_and_session_does_not_outlive_the_run(jobs, store)
     assert processes.is_dead(run.result().values[0])
 
 
-def test_a_script_that_launches_itself_is_stopped_at_the_first_turn(jobs, store):
-    (jobs / "itself.py").write_text(f"import atoll\natoll.launch('itself.py', store={store!r})\n")
+@pytest.mark.parametrize(
+    "entry", ["'itself.py'", "work", "'itself.py:work'", "'itself:work'", "os.path.abspath('itself.py')"]
+)
+def test_a_script_that_launches_itself_is_stopped_at_the_first_turn(jobs, store, entry):
+    """`atoll run train.py` for a script that is meant to be started with `python train.py`."""
+    (jobs / "itself.py").write_text(
+        "import os, atoll\n\ndef work():\n    return 1\n\n"
+        f"if __name__ == '__main__':\n    atoll.launch({entry}, store={store!r})\n"
+    )
     run = atoll.launch("itself.py", store=store)
     run.wait(LIMIT_S)
-    with pytest.raises(RunFailed, match=r"`script\.py:function`"):
-        run.result().raise_for_failures()
+    (outcome,) = run.result().outcomes
+    assert (outcome.state, outcome.exit_code) == (ReplicaState.FAILED, 2)
+    assert outcome.error is not None
+    assert outcome.error.type == "atoll.errors.ConfigError"
+    assert "`python itself.py`" in outcome.error.traceback
+    assert [*journal.run_ids(run.store)] == [run.id]
+
+
+def test_a_script_may_launch_other_code(jobs, store):
+    (jobs / "other.py").write_text(
+        f"import atoll\nrun = atoll.launch('jobs:echo', run_id='inner', store={store!r})\nrun.wait({LIMIT_S})\n"
+        "run.result().raise_for_failures()\n"
+    )
+    run = atoll.launch("other.py", store=store, run_id="outer")
+    assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
+    assert sorted(journal.run_ids(run.store)) == ["inner", "outer"]
 
 
 def test_threads_and_forked_workers_may_all_report_progress(jobs, store):

@@ -13,6 +13,7 @@ import boto3
 import pytest
 from botocore import exceptions as vendor
 
+from atoll.testing.bench import Call, Fault
 from repository import TESTS
 
 
@@ -157,3 +158,25 @@ def test_it_starts_by_itself_and_leaves_when_told():
     finally:
         process.kill()
         process.communicate()
+
+
+def test_an_answer_that_is_replaced_after_the_effect_is_the_one_that_was_asked_for(peer, sagemaker):
+    peer.engine.admits.clear()
+    peer.faults.fail(Call.CREATE, Fault.FORBIDDEN, after_effect=True)
+    assert refused(sagemaker.create_training_job, **body())[0] == "AccessDeniedException"
+    assert sagemaker.describe_training_job(TrainingJobName="job")["TrainingJobStatus"] == "InProgress"
+
+
+def test_a_job_is_hidden_from_as_many_looks_as_asked_and_a_list_may_be_stale(peer, sagemaker):
+    peer.engine.admits.clear()
+    peer.engine.unseen_looks = {"ListTrainingJobs": 2, "DescribeTrainingJob": 1, "StopTrainingJob": 1}
+    sagemaker.create_training_job(**body())
+    listed = [len(sagemaker.list_training_jobs()["TrainingJobSummaries"]) for _ in range(3)]
+    assert listed == [0, 0, 1]
+    for call in (sagemaker.describe_training_job, sagemaker.stop_training_job):
+        assert refused(call, TrainingJobName="job")[1] == "Requested resource not found."
+    peer.engine.stale_lists = 1
+    sagemaker.stop_training_job(TrainingJobName="job")
+    (stale,) = sagemaker.list_training_jobs()["TrainingJobSummaries"]
+    assert stale["TrainingJobStatus"] == "InProgress"
+    assert ended(sagemaker)["TrainingJobStatus"] == "Stopped"

@@ -184,6 +184,19 @@ def test_a_run_that_was_cancelled_is_not_launched_again(held, bench, start):
     assert going(held) == []
 
 
+def test_a_launch_after_a_cancel_that_failed_names_what_still_runs(held, bench, start):
+    run = start()
+    held.faults.refuse(Call.STOP, *REFUSALS["denied"], name="-00002")
+    with pytest.raises(StopFailed):
+        run.cancel()
+    with pytest.raises(Conflict) as caught:
+        start()
+    assert caught.value.reason == "cancelled"
+    assert going(held) == [names_of(run)[2]]
+    assert names_of(run)[2] in caught.value.message
+    assert names_of(run)[1] not in caught.value.message
+
+
 # F4 E25 deadlines
 
 

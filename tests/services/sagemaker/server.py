@@ -26,6 +26,8 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 REGION = "us-east-1"
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([a-z0-9-]+)/aws4_request")
 _WORDS = {200: "200 OK", 400: "400 Bad Request", 500: "500 Internal Server Error"}
+Answer = tuple[list[bytes], Any]
+"""A body, and the status and headers for `start_response`."""
 _S3 = {"GET": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject", "HEAD": "GetObject"}
 
 
@@ -97,26 +99,27 @@ class Peer:
         try:
             request = from_wire(body) if service == "sagemaker" else {}
             with self.faults.around(operation, request):
-                if service == "sagemaker":
-                    return _answered(start_response, self.engine.answer(operation, request))
-                if service == "servicequotas":
-                    quotas = [{"QuotaName": name, "Value": value} for name, value in self.quotas.items()]
-                    return _answered(start_response, {"Quotas": quotas})
-                if operation == "GetLogEvents" and self.empty_pages and from_wire(body).get("startFromHead"):
-                    self.empty_pages -= 1
-                    return _answered(start_response, _empty_page(from_wire(body), self.empty_pages))
-                answer, sent = self._by_moto(environ, body)
+                answer, head = self._answer(service, operation, request, environ, body)
         except Refusal as refusal:
-            if service in ("iam", "sts", "s3"):
-                return _refused_in_xml(start_response, refusal)
-            error = {"__type": refusal.code, "message": refusal.message}
-            return _answered(start_response, error, status=refusal.status)
+            answer, head = _refused(service, refusal)
         except Empty:
-            return _answered(start_response, {"TrainingJobSummaries": []})
-        start_response(*sent)
+            answer, head = _json({"TrainingJobSummaries": []})
+        start_response(*head)  # only now: a fault after the effect replaces the answer
         return answer
 
-    def _by_moto(self, environ: dict[str, Any], body: bytes) -> tuple[list[bytes], Any]:
+    def _answer(
+        self, service: str, operation: str, request: dict[str, Any], environ: dict[str, Any], body: bytes
+    ) -> Answer:
+        if service == "sagemaker":
+            return _json(self.engine.answer(operation, request))
+        if service == "servicequotas":
+            return _json({"Quotas": [{"QuotaName": name, "Value": value} for name, value in self.quotas.items()]})
+        if operation == "GetLogEvents" and self.empty_pages and from_wire(body).get("startFromHead"):
+            self.empty_pages -= 1
+            return _json(_empty_page(from_wire(body), self.empty_pages))
+        return self._by_moto(environ, body)
+
+    def _by_moto(self, environ: dict[str, Any], body: bytes) -> Answer:
         sent: list[Any] = []
         environ["wsgi.input"] = io.BytesIO(body)
         with self._moto_lock:
@@ -217,15 +220,18 @@ def _empty_page(request: dict[str, Any], number: int) -> dict[str, Any]:
     return {"events": [], "nextForwardToken": f"f/{index:0{60 + number}d}", "nextBackwardToken": f"b/{index:056d}"}
 
 
-def _refused_in_xml(start_response: Any, refusal: Refusal) -> list[bytes]:
+def _refused(service: str, refusal: Refusal) -> Answer:
+    if service not in ("iam", "sts", "s3"):
+        return _json({"__type": refusal.code, "message": refusal.message}, status=refusal.status)
     text = (
         f"<ErrorResponse><Error><Code>{refusal.code}</Code><Message>{refusal.message}</Message></Error></ErrorResponse>"
     )
-    start_response(_WORDS[refusal.status], [("Content-Type", "text/xml")])
-    return [text.encode()]
+    return [text.encode()], (_WORDS[refusal.status], [("Content-Type", "text/xml")])
 
 
-def _answered(start_response: Any, body: dict[str, Any], *, status: int = 200) -> list[bytes]:
+def _json(body: dict[str, Any], *, status: int = 200) -> Answer:
     data = json.dumps(body).encode()
-    start_response(_WORDS[status], [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(data)))])
-    return [data]
+    return [data], (
+        _WORDS[status],
+        [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(data)))],
+    )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 from typing import Any
 
 import click
 
-from atoll.cli.app import command
+from atoll.cli.app import Interrupted, command
 from atoll.cli.launch_options import complete_run, store_option
 from atoll.cli.output import Output, error_record
 from atoll.cli.render import counts_text
 from atoll.cli.runs import find_run
-from atoll.errors import AtollError, StoreError
+from atoll.errors import AtollError, ConfigError, RunNotFound, StoreError, UnknownName, UsageError
+from atoll.runs.attach import attach
 from atoll.runs.run import Run, status_or_none
 from atoll.status import RunStatus
+
+log = logging.getLogger("atoll.cli")
 
 
 @command("End", short_help="Stop runs; return when none of their replicas runs any more.")
@@ -30,6 +35,9 @@ def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> Non
     for name in runs:
         try:
             done.append(_cancel(out, name, store))
+        except KeyboardInterrupt:
+            hint = f"`atoll cancel {shlex.join(runs)}` stops the rest"
+            raise Interrupted(hint, message=f"replicas of run `{name}` may still run") from None
         except AtollError as exc:
             first = first or exc
             done.append({"run_id": name, "error": exc.code, **error_record(exc)})
@@ -41,7 +49,7 @@ def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> Non
 
 
 def _cancel(out: Output, name: str, store: str | None) -> dict[str, Any]:
-    run = find_run(name, store)
+    run = _found(out, name, store)
     stopped = run.cancel()
     before, after = stopped.before, _status(run)
     was_over = before is not None and before.is_terminal
@@ -57,6 +65,21 @@ def _cancel(out: Output, name: str, store: str | None) -> dict[str, Any]:
         "recorded": stopped.record_error is None,
         **({"warning": stopped.warning} if stopped.warning else {}),
     }
+
+
+def _found(out: Output, name: str, store: str | None) -> Run:
+    """The run. A wrong configuration must not keep a run alive: what is wrong is left out, with a warning."""
+    try:
+        return find_run(name, store)
+    except (UnknownName, UsageError):
+        raise
+    except ConfigError as exc:
+        out.say(f"warning: {exc.message}\nwarning: the cancel goes on without the settings of this folder", "warn")
+        log.info("cancel without the settings of this folder: %s", exc.code)
+    try:
+        return attach(name, store=store)
+    except RunNotFound as exc:
+        raise RunNotFound(exc.message, hint="correct the configuration, then repeat the cancel") from exc
 
 
 def _status(run: Run) -> RunStatus | None:

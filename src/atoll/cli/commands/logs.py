@@ -6,9 +6,10 @@ import logging
 import re
 import shlex
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import click
@@ -16,16 +17,18 @@ import click
 from atoll.cli.app import command
 from atoll.cli.background import merged
 from atoll.cli.launch_options import duration, ranks, run_argument, store_option
-from atoll.cli.output import Output, encoded, styled
+from atoll.cli.output import Output, encoded, one_line, styled
 from atoll.cli.render import ending_lines, endings_json, no_output_text
 from atoll.cli.runs import find_run
 from atoll.errors import AtollError, ConfigError
 from atoll.runs.run import Run
 from atoll.status import ReplicaStatus
+from atoll.terminal_text import shown_line
 
 log = logging.getLogger("atoll.cli")
 _TAIL = 100
 _MOST_FOLLOWED = 64
+_BARS_EVERY_S = 3.0
 _COLOURS = ("busy", "good", "warn", "lost")
 
 
@@ -63,7 +66,11 @@ def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: s
             hint=f"choose some of them: `--rank 0-{_MOST_FOLLOWED - 1}`",
         )
     if follow:
-        lines = merged({k: selection.lines(found, k, follow=True) for k in chosen})
+        lines = _followed(
+            found,
+            {k: selection.lines(found, k, follow=True) for k in chosen},
+            bars=out.is_screen and not selection.is_filtered,
+        )
     else:
         lines = ((k, line) for k in chosen for line in selection.lines(found, k))
     counts = _print(out, lines, chosen, is_stream=follow)
@@ -76,6 +83,46 @@ def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: s
     )
     for note in filter(None, notes):
         out.say(note)
+
+
+def _followed(run: Run, streams: dict[int, Iterator[str]], *, bars: bool) -> Iterator[tuple[int, str]]:
+    """The lines of all ranks as they come; with `bars`, every few seconds also the lines that have not ended yet."""
+    ended = threading.Event()
+    left = set(streams)
+
+    def until_end(rank: int) -> Iterator[tuple[int, str]]:
+        for line in streams[rank]:
+            yield rank, line
+        left.discard(rank)
+        if not left:
+            ended.set()
+
+    sources = {str(rank): until_end(rank) for rank in streams}
+    if bars:
+        sources["bars"] = _open_lines(run, left, ended)
+    shown: dict[int, str] = {}
+    for source, (rank, line) in merged(sources):
+        # A bar that was shown with the same text does not appear again when its line ends.
+        if shown.pop(rank, None) != one_line(line) or source == "bars":
+            yield rank, line
+        if source == "bars":
+            shown[rank] = one_line(line)
+
+
+def _open_lines(run: Run, ranks: Collection[int], ended: threading.Event) -> Iterator[tuple[int, str]]:
+    """The last lines of the heartbeats, such as progress bars, when they have changed and have no line end yet."""
+    shown: dict[int, str] = {}
+    while not ended.wait(_BARS_EVERY_S):
+        try:
+            replicas = run.status().replicas
+        except AtollError as exc:
+            log.debug("run %s: cannot read the heartbeats: %s", run.id, exc.message)
+            continue
+        for rank in sorted(ranks):
+            progress = replicas[rank].progress
+            if progress.is_line_open and shown.get(rank) != progress.last_line:
+                shown[rank] = progress.last_line
+                yield rank, progress.last_line
 
 
 class _Selection:
@@ -104,7 +151,7 @@ class _Selection:
         tail = self._tail if pattern is None or follow else None
         found: Iterable[str] = run.logs(rank, tail=tail, follow=follow, since=self._since, attempt=self._attempt)
         if pattern is not None:
-            found = (line for line in found if pattern.search(line))
+            found = (line for line in found if pattern.search(shown_line(line)))
             if self._tail is not None and not follow:
                 found = deque(found, maxlen=self._tail)
         yield from found
@@ -133,7 +180,7 @@ def _replicas(run: Run, chosen: Iterable[int]) -> list[ReplicaStatus]:
 def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, is_stream: bool) -> Counter[int]:
     """Print the lines and return their number for each rank. Only a stream is flushed after each line.
 
-    Lines are written as bytes, so that output which is not valid text cannot fail.
+    Lines are written as bytes, so that output which is not valid text cannot fail. Only a terminal gets their colours.
     """
     counts: Counter[int] = Counter()
     width, colour = len(str(chosen[-1])), out.has_colour()
@@ -143,9 +190,9 @@ def _print(out: Output, lines: Iterable[tuple[int, str]], chosen: list[int], *, 
     for rank, line in lines:
         counts[rank] += 1
         if out.is_json:
-            out.event("line", {"rank": rank, "line": line})
+            out.event("line", {"rank": rank, "line": shown_line(line)})
             continue
-        sys.stdout.buffer.write(encoded(f"{prefixes[rank]}{line}\n"))
+        sys.stdout.buffer.write(encoded(f"{prefixes[rank]}{shown_line(line, colour=colour)}\n"))
         if is_stream:
             sys.stdout.buffer.flush()
     sys.stdout.flush()

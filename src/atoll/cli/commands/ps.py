@@ -17,7 +17,7 @@ from atoll.cli.app import command
 from atoll.cli.background import merged
 from atoll.cli.launch_options import duration
 from atoll.cli.output import Cell, Column, Output, Table, one_line
-from atoll.cli.render import STATE_STYLES
+from atoll.cli.render import STATE_STYLES, problems_text
 from atoll.errors import AtollError, RunNotFound
 from atoll.runs import config, index
 from atoll.runs.config import Config
@@ -142,7 +142,8 @@ def _with_status(row: Row, spec: RunSpec, store: Store, settings: Config) -> Row
     executor = registry.executor(row.executor, **settings.executor_settings(row.executor))
     launch = journal.newest_launch(store, row.run_id)
     status = Run(spec, executor, store, launch.handle, launch=launch.number).status(progress=False)
-    return replace(row, state=str(status.state), counts={str(s): count for s, count in status.counts().items()})
+    counts = {str(state): count for state, count in status.counts().items()}
+    return replace(row, state=str(status.state), counts=counts, message=problems_text(status))
 
 
 def _short_counts(row: Row) -> str:

@@ -9,7 +9,7 @@ import click
 from atoll.cli.app import command
 from atoll.cli.launch_options import ranks, run_argument, store_option
 from atoll.cli.output import Output
-from atoll.cli.render import result_lines
+from atoll.cli.render import result_json, result_lines
 from atoll.cli.runs import find_run
 
 
@@ -26,6 +26,6 @@ def result_command(out: Output, run: str, store: str | None, rank: str) -> None:
     chosen = ranks(rank, found.spec.placement.replicas)
     everything = found.result()
     result = replace(everything, outcomes=tuple(everything.outcomes[k] for k in chosen))
-    out.data(result.to_json())
+    out.data(result_json(result))
     out.text("\n".join(result_lines(result.outcomes, width=out.width())))
     result.raise_for_failures()

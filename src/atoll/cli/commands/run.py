@@ -16,6 +16,7 @@ from atoll.cli.render import (
     live_table,
     next_commands,
     rejected_text,
+    result_json,
     result_lines,
     success_text,
 )
@@ -24,6 +25,7 @@ from atoll.errors import ConfigError
 from atoll.runs.run import Draft, Run
 from atoll.status import RunStatus
 
+_LATER = "the launch is being completed, then this command detaches; Ctrl-C again undoes the launch"
 _SHOWN = 16
 """Ranks shown on a terminal at the end of a run."""
 
@@ -67,11 +69,13 @@ def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **option
 def _submit(out: Output, made: Draft) -> Run:
     run = None
     try:
-        with relaunch_hint(made.spec.run_id), deferred_interrupt():
+        with relaunch_hint(made.spec.run_id), deferred_interrupt(_LATER):
             run = made.submit()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as exc:
         if run is None:
-            raise Interrupted(f"the launch was not finished; {relaunch_text(made.spec.run_id)}") from None
+            # The notes say whether the launch was undone, or was complete already.
+            message = "; ".join(getattr(exc, "__notes__", ())) or "the launch was not finished"
+            raise Interrupted(relaunch_text(made.spec.run_id), message=message) from None
         raise _detached(out, run) from None
     out.data(_identity(run))
     out.event("started", _identity(run))
@@ -102,7 +106,7 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
         out.say()
     with resume_hint(run, is_over=True):
         result = run.result()
-    out.data({**_identity(run), "state": status.state, "result": result.to_json()})
+    out.data({**_identity(run), "state": status.state, "result": result_json(result)})
     result.raise_for_failures()
     out.say(success_text(result, elapsed_s(status, time.time())), "good")
     if any(value is not None for value in result.values):

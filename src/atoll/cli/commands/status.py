@@ -10,7 +10,16 @@ from atoll import units
 from atoll.cli.app import command
 from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Cell, Output, pairs_text
-from atoll.cli.render import counts_text, elapsed_s, restarts_text, state_cell, status_json, status_table
+from atoll.cli.render import (
+    Rounds,
+    counts_text,
+    elapsed_s,
+    problems_text,
+    restarts_text,
+    state_cell,
+    status_json,
+    status_table,
+)
 from atoll.cli.runs import find_run
 from atoll.cli.waits import advice_text, outlook_text, waiting_text
 from atoll.cli.watch import RoundPoller, watch
@@ -40,16 +49,19 @@ def status_command(out: Output, run: str, store: str | None, is_watched: bool) -
 def status_text(run: Run, status: RunStatus, out: Output, waiting: Waiting | None = None) -> str:
     """The facts about the run, then the table of its ranks."""
     now, colour = time.time(), out.has_colour()
-    took = elapsed_s(status, now)
+    took, rounds = elapsed_s(status, now), str(Rounds.of(status))
     head = [
         ("run", Cell(run.id, "bold")),
         ("state", state_cell(status.state)),
         ("replicas", Cell(counts_text(status))),
+        *([("rounds", Cell(rounds))] if rounds else []),
         ("entry", Cell(run.spec.task.entry)),
         ("time", Cell(units.duration_text(took) if took is not None else "not started")),
         ("handle", Cell(handle_text(run) or "none: the run was never started")),
         ("store", Cell(run.store.uri)),
     ]
+    if problems := problems_text(status):
+        head.append(("problem", Cell(problems, "bad")))
     if restarted := restarts_text(status):
         head.append(("restarts", Cell(restarted, "warn")))
     if waiting is not None:

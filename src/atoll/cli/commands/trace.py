@@ -13,7 +13,7 @@ from atoll import journal
 from atoll.cli.app import command
 from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Output, write
-from atoll.cli.runs import find_place, suggesting
+from atoll.cli.runs import find_place, have_all_ended, suggesting
 from atoll.errors import ConfigError, RoundError, RunNotFound
 from atoll.keys import RunKeys
 from atoll.names import key_name
@@ -42,7 +42,7 @@ def trace_command(out: Output, run: str, store: str | None, file: str | None, la
     launch = journal.newest_launch(opened, run_id).number
     records = round_records(opened, run_id, last=last, launch=launch)
     if not records:
-        with suggesting(run, opened.uri):
+        with suggesting(run, store):
             raise _no_timeline(opened, run_id)
     events = round_events(opened, run_id, launch=launch)
     if last is not None:
@@ -83,7 +83,14 @@ def _no_timeline(store: Store, run_id: str) -> RunNotFound | RoundError:
         return RunNotFound(
             f"no run `{run_id}` in {store.uri}", hint=f"`atoll ps --store {store.uri}` lists the runs there"
         )
+    if have_all_ended(store, run_id):
+        return RoundError(
+            f"run `{run_id}` has no timeline: it has ended, and its replicas recorded no round",
+            hint="only training with `DiLoCo`, `LocalSGD` or another outer loop of Atoll has rounds",
+            reason="no_rounds",
+        )
     return RoundError(
         f"run `{run_id}` has no timeline: none of its rounds has ended, or it has no rounds",
         hint="try again later: a replica writes the record of a round when the next one begins, and when it ends",
+        reason="no_round_yet",
     )

@@ -33,7 +33,7 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
         from atoll.rounds.verify import verify
     except ModuleNotFoundError as exc:
         raise MissingExtra(exc.name or "numpy", extra="train") from exc
-    with suggesting(run, opened.uri):
+    with suggesting(run, store):
         report = verify(opened, run_id, launch=journal.newest_launch(opened, run_id).number)
     out.data(asdict(report))
     out.text(_text(report))

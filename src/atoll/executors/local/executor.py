@@ -15,9 +15,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from atoll import disk
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline
 from atoll.context import RESERVED, RunContext, home
 from atoll.errors import (
@@ -33,7 +35,7 @@ from atoll.errors import (
 from atoll.executors.base import Capabilities, Check, Plan, Stray
 from atoll.executors.local import gpus
 from atoll.executors.local.logs import follow_lines, last_lines, lines
-from atoll.executors.local.request import CAPABILITIES, local_request, local_status
+from atoll.executors.local.request import CAPABILITIES, local_request, local_status, with_problem
 from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.replica import processes
@@ -116,12 +118,12 @@ class LocalExecutor:
             deadline = Deadline(_EXIT_S, self._clock)
             while spool.supervisor_pid() is not None and not deadline.is_past:
                 self._clock.sleep(0.001)
-        return status
+        return with_problem(status, disk.problem_of(spool.root))
 
     def cancel(self, handle: RunHandle) -> None:
         spool = self._spool(handle)
         if spool.plan.exists():
-            spool.cancel.touch()
+            _request_cancel(spool)
             self._stop_supervisor(spool)
         if left := processes.kill_all(str(spool.root)):
             problems = {f"process {pid}": "does not end after SIGKILL" for pid in left}
@@ -264,6 +266,16 @@ def _start_supervisor(plan: Plan, spool: Spool, secrets: Mapping[str, str]) -> N
         message = f"the supervisor of run `{plan.run_id}` did not start: {output_lines}"
         raise SubmitError(message, left_running=left, created=[str(spool.root)], executor=LocalExecutor.name)
     log.debug("run `%s`: supervisor started in %s", plan.run_id, spool.root)
+
+
+def _request_cancel(spool: Spool) -> None:
+    """Leave a mark for a supervisor that is starting. A full disk must not prevent the stop: the signal is enough."""
+    try:
+        spool.cancel.touch()
+    except OSError:
+        with suppress(OSError):
+            spool.reserve.unlink(missing_ok=True)
+            spool.cancel.touch()
 
 
 def _send(pid: int, number: signal.Signals) -> None:

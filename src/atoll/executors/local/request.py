@@ -85,6 +85,16 @@ def local_status(
     return RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING, message)
 
 
+def with_problem(status: RunStatus, problem: str) -> RunStatus:
+    """The status with a problem that this machine has at the moment, for the ranks that have not ended."""
+    if not problem:
+        return status
+    return status.with_replicas(
+        r if r.state.is_terminal else replace(r, progress=replace(r.progress, problem=r.progress.problem or problem))
+        for r in status.replicas
+    )
+
+
 def _lost(replica: ReplicaStatus) -> ReplicaStatus:
     if replica.state.is_terminal:
         return replica

@@ -1,0 +1,109 @@
+"""`attach` finds a run again, from any process, by its id or handle."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from atoll import journal, registry
+from atoll._threads import Unanswered, answer_within
+from atoll.errors import AtollError, RunNotFound, StoreError, StoreUnavailable
+from atoll.executors.base import Executor, HandleResolver
+from atoll.handle import RunHandle
+from atoll.runs import index
+from atoll.runs.run import RECORD_TIMEOUT_S, Run, Stopped, status_or_none
+from atoll.status import ReplicaState, RunStatus
+
+log = logging.getLogger("atoll.runs")
+
+
+def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None) -> Run:
+    """The run with this id or handle, from any process.
+
+    An id is looked up in `store`, or in the local index; a handle also at the backend it names. If the store does not
+    answer, or has lost the run, but the handle is known, the result is an `UnrecordedRun`, which can still be stopped.
+    """
+    handle = RunHandle.parse(run) if "://" in run else None
+    known = None if store and handle is None else index.find(run)
+    run_id, where = (known.run_id, store or known.store) if known else (None if handle else run, store)
+    if handle is not None and (run_id is None or where is None):
+        run_id, where = _origin(handle, where, settings or {})
+    known_handle = handle or (RunHandle.parse(known.handle) if known else None)
+    try:
+        if run_id is None or where is None:
+            raise RunNotFound(
+                f"no run `{run}` in the local index",
+                hint="give its store: `attach(run, store=…)`, or `--store URI` on the command line",
+            )
+        read = partial(_read_run, where, run_id, handle, settings)
+        return read() if known_handle is None else answer_within(RECORD_TIMEOUT_S, read)
+    except (StoreError, RunNotFound, Unanswered) as problem:
+        exc = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
+        if known_handle is None:
+            raise
+        found = UnrecordedRun(run_id or known_handle.native_id, known_handle, exc, settings)
+        if isinstance(exc, RunNotFound) and not found.is_known_to_backend:
+            raise
+        log.info("%s; only the handle of run `%s` is known", exc.message, found.id)
+        return found
+
+
+def _read_run(
+    store: str | os.PathLike[str], run_id: str, handle: RunHandle | None, settings: Mapping[str, Any] | None
+) -> Run:
+    return Run.stored(registry.open_store(store), run_id, handle, settings)
+
+
+def _origin(
+    handle: RunHandle, store: str | os.PathLike[str] | None, settings: Mapping[str, Any]
+) -> tuple[str | None, str | os.PathLike[str] | None]:
+    """Run id and store of a handle: from the backend if it knows them, else by a search in the given store."""
+    executor = registry.executor(handle.executor, **settings)
+    context = executor.origin(handle) if isinstance(executor, HandleResolver) else None
+    if context is not None:
+        return context.run_id, store or context.store_uri
+    if store is None:
+        return None, None
+    opened = registry.open_store(store)
+    match = (run_id for run_id in journal.run_ids(opened) if journal.read_handle(opened, run_id) == handle)
+    return next(match, None), store
+
+
+class UnrecordedRun(Run):
+    """A run whose record cannot be read: only its handle is known. The backend gives its status and stops it.
+
+    Whatever needs the record raises the error of the store.
+    """
+
+    def __init__(
+        self, run_id: str, handle: RunHandle, problem: AtollError, settings: Mapping[str, Any] | Executor | None
+    ) -> None:
+        given = settings if isinstance(settings, Executor) else None
+        self.executor = given or registry.executor(handle.executor, **(settings or {}))  # type: ignore[arg-type]
+        self.id, self.launch, self._handle, self._problem = run_id, 1, handle, problem
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("spec", "store", "_stored", "_clock"):
+            raise self._problem
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return f"<UnrecordedRun {self.id} on {self.executor.name}, {self.handle}>"
+
+    @property
+    def is_known_to_backend(self) -> bool:
+        """Whether the backend knows any replica of the run."""
+        return any(replica.state is not ReplicaState.LOST for replica in self.status().replicas)
+
+    def status(self, *, progress: bool = True) -> RunStatus:  # noqa: ARG002  heartbeats are in the store
+        """The status of every rank, from the backend alone."""
+        return self.executor.status(self.handle)
+
+    def cancel(self) -> Stopped:
+        """Stop every replica. The stop is not recorded."""
+        before = status_or_none(self.executor, self.handle)
+        self.executor.cancel(self.handle)
+        return Stopped(before, None if before is not None and before.is_terminal else self._problem)
