@@ -35,7 +35,9 @@ LABEL = "ATOLL_LABEL"
 """Marks every process of a run, so that `sweep` finds processes that no record names."""
 TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
 """Limits that the supervisor in a container enforces, in addition to those of the service."""
-RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LAUNCH, LABEL, TIMEOUT, GRACE)
+MAX_RESTARTS = "ATOLL_MAX_RESTARTS"
+"""Restarts of the entry point by the supervisors in all containers of a rank; absent if there are none."""
+RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LAUNCH, LABEL, TIMEOUT, GRACE, MAX_RESTARTS)
 _RECENT_ROUNDS = 16
 _HINT = "`atoll run` and `atoll.launch` start replicas; without them, pass `ctx=ReplicaContext(…)`"
 

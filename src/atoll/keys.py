@@ -15,6 +15,7 @@ from atoll.errors import BadKey, InternalError
 from atoll.names import key_name, run_id_problem
 
 _DIGEST = re.compile(r"[0-9a-f]{8,128}\Z")
+_START = re.compile(r"start/(\d{5,})\.(\d{3,})\.json\Z")
 _OUTCOME = re.compile(r"outcome/(\d{5,})\.(\d{3,})\.json\Z")
 _CHECKPOINT = re.compile(r"checkpoints/(\d{5,})/(\d{10,})\Z")
 _LOG_CHUNK = re.compile(r"logs/(\d{5,})/(\d{3,})/(\d{15,})-(\d+)-(\d+)\Z")
@@ -96,8 +97,16 @@ class RunKeys:
         return f"{self._launch_prefix}handle.json"
 
     def start(self, rank: int, attempt: int) -> str:
-        """Created by the container of this attempt; so containers count attempts where the service does not."""
-        return f"{self.prefix}start/{number(rank, 5)}.{number(attempt, 3)}.json"
+        """Created in the container of this attempt; so containers count attempts where the service does not."""
+        return f"{self.starts_prefix(rank)}{number(attempt, 3)}.json"
+
+    def starts_prefix(self, rank: int) -> str:
+        """The prefix of the attempts of one rank that began in containers."""
+        return f"{self.prefix}start/{number(rank, 5)}."
+
+    def parse_start(self, key: str) -> RankAttempt:
+        """The inverse of `start`."""
+        return RankAttempt(*self._numbers(_START, key))
 
     def cancelled(self) -> str:
         return f"{self._launch_prefix}cancelled.json"

@@ -133,11 +133,13 @@ def join(
 def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: str | None) -> ReplicaStatus:
     if replica.state is ReplicaState.CANCELLED and cancelled not in (None, ON_REQUEST):
         return replace(replica, message=cancelled or "")  # the backend does not know the reason
-    if replica.state is ReplicaState.SUCCEEDED and outcome is None:
+    is_older = outcome is not None and outcome.attempt < replica.attempt
+    has_failed = outcome is not None and outcome.state is ReplicaState.FAILED
+    if replica.state is ReplicaState.SUCCEEDED and (outcome is None or is_older or has_failed):
         message = "the process ended with exit code 0 but wrote no outcome to the store"
         why = f"{message}: {replica.message}" if replica.message else message
         return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=why)
-    if outcome is None or outcome.attempt < replica.attempt:
+    if outcome is None or is_older:
         return replica
     if replica.state is ReplicaState.LOST:
         if cancelled and outcome.reason is Reason.PREEMPTED:
@@ -150,7 +152,7 @@ def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled:
             exit_code=outcome.exit_code,
             attempt=outcome.attempt,
         )
-    return replica
+    return replace(replica, attempt=outcome.attempt)  # supervisors in containers restart, and backends do not count
 
 
 def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaOutcome:

@@ -1,5 +1,6 @@
 """The Executor port: starts replicas on a backend and reports their status. `atoll.testing.executor_contract` tests
-the contract clauses E1-E27. `Starter`, `Sweeper`, `HandleResolver`, `Preflighter` and `Diagnoser` are optional."""
+the contract clauses E1-E27. `Starter`, `Replacer`, `Sweeper`, `HandleResolver`, `Preflighter` and `Diagnoser`
+are optional."""
 
 from __future__ import annotations
 
@@ -128,6 +129,23 @@ class Starter(Protocol):
         """Start every replica, or adopt it. If some may have been created, raise `SubmitError` with their names. (E21)
 
         Any other `BackendError` that is not `retryable`, and any `ConfigError`, means that nothing was created.
+        """
+        ...
+
+
+@runtime_checkable
+class Replacer(Protocol):
+    """An executor that can start a rank again on another machine after its machine was lost with the supervisor.
+
+    `status`, `logs` and `cancel` then mean the newest replica of each rank. `cancel` also stops a replacement that no
+    list contains yet.
+    """
+
+    def replace(self, plan: Plan, rank: int, ended: str) -> str | None:
+        """Start a replica of this rank in the place of `ended`, the native id of one that has failed, or adopt it.
+
+        Returns its native id, which follows from the arguments, so that two callers start one replica; None if `ended`
+        cannot be replaced, because its restarts or its time are used up.
         """
         ...
 

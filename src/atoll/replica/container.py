@@ -6,8 +6,12 @@ An image's own command line may start a replica without Atoll's variables:
         --trainer-module train --trainer-fn main --trainer-kwargs-json '{"lr": 0.1}'
 
 The rank always comes from the environment. The first replica writes `run.json` from the flags; the flags of the others
-must say the same. A service may restart a container with the same variables, so each start takes the next free attempt
-of its rank in the store.
+must say the same.
+
+A service may restart a container with the same variables, so each start takes the next free attempt of its rank in the
+store, and the uploader records the attempts that the supervisor starts by itself. Attempts count from 0 over all
+containers of a rank, so `ATOLL_MAX_RESTARTS` limits them together: a container that takes attempt 2 of at most 3
+restarts has one restart left, whether a failure or a lost machine ended the attempts before.
 """
 
 from __future__ import annotations
@@ -21,7 +25,19 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from atoll.context import ATTEMPT, GRACE, LABEL, RANK, RENDEZVOUS, RUN_ID, STORE, TIMEOUT, WORLD_SIZE, ReplicaContext
+from atoll.context import (
+    ATTEMPT,
+    GRACE,
+    LABEL,
+    MAX_RESTARTS,
+    RANK,
+    RENDEZVOUS,
+    RUN_ID,
+    STORE,
+    TIMEOUT,
+    WORLD_SIZE,
+    ReplicaContext,
+)
 from atoll.errors import AtollError, ConfigError, KeyExists
 from atoll.keys import RunKeys
 from atoll.replica.spool import Spool, write_json
@@ -33,6 +49,7 @@ _RANK_VARIABLES = (RANK, "JOB_COMPLETION_INDEX", "RANK")
 def prepare(argv: list[str], environ: MutableMapping[str, str]) -> Spool:
     """Complete the environment, write the plan, and return the spool for the supervisor."""
     flags = _parse(argv)
+    max_restarts = _max_restarts(environ)
     _merge_flags(environ, flags)
     context = ReplicaContext.from_environment(environ)
     environ[ATTEMPT] = str(in_child_process(lambda: _register(flags, context)))
@@ -48,12 +65,20 @@ def prepare(argv: list[str], environ: MutableMapping[str, str]) -> Spool:
         "rank_environment": {str(context.rank): {RANK: str(context.rank)}},
         "timeout_s": float(environ.get(TIMEOUT, DAY_S * 30)),
         "grace_s": float(environ.get(GRACE, 10.0)),
-        "max_restarts": 0,  # the backend restarts containers
+        "max_restarts": max_restarts,
         "first_attempt": context.attempt,
         "echo": True,
     }
     write_json(spool.plan, plan)
     return spool
+
+
+def _max_restarts(environ: MutableMapping[str, str]) -> int:
+    """The highest number of an attempt that a supervisor of this rank starts by itself."""
+    given = environ.get(MAX_RESTARTS) or "0"
+    if not given.isdecimal():
+        raise ConfigError(f"{MAX_RESTARTS}={given!r} is not a whole number")
+    return int(given)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

@@ -288,12 +288,15 @@ class AttemptUpload:
         """Bytes of the log in the store; None if only the store knows, because another uploader may have started."""
         self._first_seen = 0.0
         self._seen = 0
+        self._has_start = number == plan.get("first_attempt", number)
+        """Whether the store knows that this attempt began. The container registers its first one."""
         self._beat: dict[str, Any] = {}
         self._beat_at = -_BEAT_IDLE_S
 
     def upload(self, store: Store, *, final: bool, problem: str = "") -> None:
         """Upload what is due; with `final`, everything. `problem` goes into the heartbeat."""
         self._echo_log()
+        self._upload_start(store)
         self._upload_log(store, final)
         self._upload_beat(store, final, problem)
         if final:
@@ -307,6 +310,17 @@ class AttemptUpload:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
             self._echoed += len(data)
+
+    def _upload_start(self, store: Store) -> None:
+        """Record an attempt that the supervisor of a container started, so that no later container takes its number."""
+        if self._has_start:
+            return
+        try:
+            record = {"host": os.uname().nodename, "at": time.time()}
+            store.create(self._keys.start(self._rank, self._number), json.dumps(record).encode())
+        except KeyExists:
+            pass
+        self._has_start = True
 
     def _upload_log(self, store: Store, final: bool) -> None:
         size, now = self._size(), time.time()

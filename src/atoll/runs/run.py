@@ -35,9 +35,10 @@ from atoll.journal import Cancel
 from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
 from atoll.rounds.metrics import rounds_held
 from atoll.runs import entry_check
+from atoll.runs.replacement import Replacements, may_replace
 from atoll.runs.stand_in import check_plan, likely_executor
 from atoll.runs.start import planned_handle, start
-from atoll.runs.stored import StoredRun
+from atoll.runs.stored import Beat, StoredRun
 from atoll.runs.wait import OnDeadline, wait
 from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, own_script
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus, with_progress
@@ -268,8 +269,8 @@ class Run:
         status = self._joined(backend, self._stored.outcomes()) if _needs_store(backend) else backend
         if not progress:
             return status
-        beats = self._stored.progress(len(status.replicas))
-        return status.with_replicas(with_progress(r, beats.get(r.rank)) for r in status.replicas)
+        beats = self._stored.beats(len(status.replicas))
+        return status.with_replicas(self._with_beat(replica, beats.get(replica.rank)) for replica in status.replicas)
 
     def wait(
         self,
@@ -281,6 +282,8 @@ class Run:
         on_trouble: Callable[[AtollError | None], None] | None = None,
     ) -> RunStatus:
         """Return when the run has ended. After `timeout_s` raise `WaitTimeout`; `on_deadline="cancel"` cancels first.
+
+        Meanwhile a replica whose machine was lost is replaced, if the backend can do that and the run has restarts.
 
         `WaitTimeout.status` is the last status that was read. The deadline holds also while the service or the store
         does not answer.
@@ -296,9 +299,10 @@ class Run:
             self._clock,
             launch=self.launch,
         )
+        replacements = Replacements(short_timeout, self._handle, self._clock)
         try:
             status = wait(
-                lambda: short_timeout.status(progress=on_change is not None),
+                lambda: replacements.applied(short_timeout.status(progress=on_change is not None)),
                 timeout_s=timeout_s,
                 fail_fast=fail_fast,
                 on_change=on_change,
@@ -341,7 +345,8 @@ class Run:
         before = status_or_none(self.executor, handle)
         log.info("run %s: stop %s", self.id, handle)
         self.executor.cancel(handle)
-        if before is not None and before.is_terminal and is_started:
+        could_grow = may_replace(self.spec, self.executor)
+        if before is not None and before.is_terminal and is_started and not (could_grow and any(before.failures())):
             return Stopped(before)
         ended = () if before is None else tuple(r.rank for r in before.replicas if _has_ended(r))
         cancel = Cancel(why, ended if is_started else ())
@@ -352,9 +357,9 @@ class Run:
             error = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
             log.info("run %s is stopped, but the store could not record that: %s", self.id, error.message)
             return Stopped(before, error)
-        if not is_started:
-            # A launcher that checked for a cancellation before the record was written has created all its replicas
-            # by now; a later one sees the record and stops its replicas itself.
+        if not is_started or could_grow:
+            # A launcher or a watcher that checked for a cancellation before the record was written has created all
+            # its replicas by now; a later one sees the record and stops its replicas itself.
             self.executor.cancel(handle)
         return Stopped(before)
 
@@ -441,6 +446,15 @@ class Run:
         may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
         cancel = journal.read_cancel(self.store, self.id, launch=self.launch) if may_be_cancelled else None
         return join(backend, outcomes, cancelled=cancel.why, over=cancel.over) if cancel else join(backend, outcomes)
+
+    def _with_beat(self, replica: ReplicaStatus, beat: Beat | None) -> ReplicaStatus:
+        """The status with its heartbeat, which also knows of restarts inside a container."""
+        replica = with_progress(replica, None if beat is None else beat.progress)
+        if beat is None or beat.attempt <= replica.attempt:
+            return replica
+        before = None if replica.state.is_terminal else self._stored.outcome(replica.rank, beat.attempt - 1)
+        message = replica.message if before is None else f"attempt {before.attempt} ended: {before.message}"
+        return replace(replica, attempt=beat.attempt, message=message)
 
     def _with_last_lines(self, outcome: ReplicaOutcome) -> ReplicaOutcome:
         if outcome.state is ReplicaState.SUCCEEDED or outcome.error is not None:

@@ -7,7 +7,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll import disk
 from atoll._time import Clock
@@ -20,6 +20,13 @@ from atoll.stores.base import Store
 _PAUSE_S = 0.5
 _LARGEST = 1e15
 """A time or a number of rounds beyond this is an error of the replica's code."""
+
+
+class Beat(NamedTuple):
+    """The newest heartbeat of a rank."""
+
+    attempt: int
+    progress: Progress
 
 
 class StoredRun:
@@ -35,7 +42,19 @@ class StoredRun:
             newest[self._keys.parse_outcome(key).rank] = key
         return {rank: self._outcome(key, with_results) for rank, key in newest.items()}
 
-    def progress(self, replicas: int) -> dict[int, Progress]:
+    def outcome(self, rank: int, attempt: int) -> ReplicaOutcome | None:
+        """The outcome of one attempt; None if it wrote none."""
+        try:
+            return self._outcome(self._keys.outcome(rank, attempt), with_results=False)
+        except KeyNotFound:
+            return None
+
+    def newest_start(self, rank: int) -> int | None:
+        """The newest attempt of a rank that began in a container; None if none has."""
+        found = [self._keys.parse_start(key).attempt for key in self._store.list(self._keys.starts_prefix(rank))]
+        return max(found, default=None)
+
+    def beats(self, replicas: int) -> dict[int, Beat]:
         """The newest heartbeat of every rank that sent one."""
         if replicas <= 4 or self._store.uri.startswith(("file:", "memory:")):
             beats = [self._beat(rank) for rank in range(replicas)]
@@ -44,7 +63,7 @@ class StoredRun:
 
             beats = map_in_background(self._beat, range(replicas), most=16)  # a store with latency: many at once
         if problem := self._problem():
-            beats = [replace(b or Progress(), problem=b.problem if b and b.problem else problem) for b in beats]
+            beats = [_with_problem(beat or Beat(0, Progress()), problem) for beat in beats]
         return {rank: beat for rank, beat in enumerate(beats) if beat is not None}
 
     def _problem(self) -> str:
@@ -52,13 +71,13 @@ class StoredRun:
         folder = disk.folder_of(self._store.uri)
         return "" if folder is None else disk.problem_of(folder)
 
-    def _beat(self, rank: int) -> Progress | None:
+    def _beat(self, rank: int) -> Beat | None:
         try:
             beat = _json(self._store.get(self._keys.beat(rank)))
         except KeyNotFound:
             return None
         total = _number(beat, "rounds_total")
-        return Progress(
+        progress = Progress(
             beat["round_no"],
             beat["metrics"],
             beat["last_line"],
@@ -69,6 +88,7 @@ class StoredRun:
             is_line_open=bool(beat.get("is_line_open")),
             problem=str(beat.get("problem", "")),
         )
+        return Beat(int(beat.get("attempt", 0)), progress)
 
     def attempts(self, rank: int) -> list[int]:
         """Attempts of a rank that have output, oldest first."""
@@ -131,6 +151,10 @@ class StoredRun:
                 raise StoreError(f"the result of rank {data['rank']} is damaged", uri=self._store.uri, key=key)
             data["result"] = _json(found)
         return ReplicaOutcome.from_json(data)
+
+
+def _with_problem(beat: Beat, problem: str) -> Beat:
+    return beat._replace(progress=replace(beat.progress, problem=beat.progress.problem or problem))
 
 
 def _split(chunks: Iterable[bytes]) -> Iterator[str]:

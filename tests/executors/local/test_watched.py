@@ -15,7 +15,7 @@ import pytest
 import atoll
 from atoll.keys import RunKeys
 from atoll.replica.spool import Spool
-from atoll.runs.stored import StoredRun
+from atoll.runs.stored import Beat, StoredRun
 from atoll.status import CALLED, LOADING, Progress, ReplicaState
 
 pytestmark = pytest.mark.process
@@ -86,7 +86,7 @@ def test_a_replica_is_loading_until_its_entry_point_is_called(code, store):
     run = atoll.launch("watched:train", replicas=2, store=store)
     phases = lambda: {r.progress.phase for r in run.status().replicas}  # noqa: E731
     until(lambda: run.status().counts() == {ReplicaState.RUNNING: 2}, "both processes run")
-    until(lambda: StoredRun(run.store, run.id).progress(2).keys() == {0, 1}, "both ranks send heartbeats")
+    until(lambda: StoredRun(run.store, run.id).beats(2).keys() == {0, 1}, "both ranks send heartbeats")
     assert phases() == {LOADING}
     assert run.status().state is ReplicaState.RUNNING
     (code / "load").touch()
@@ -112,7 +112,7 @@ def test_a_container_says_in_its_heartbeat_that_it_loads(code, store):
     command = [sys.executable, "-m", "atoll.replica", "--rendezvous", store, "--world-size", "1", "--run-id", "img"]
     command += ["--trainer-module", "watched", "--trainer-fn", "train"]
     opened = atoll.open_store(store)
-    beat = lambda: StoredRun(opened, "img").progress(1).get(0, Progress())  # noqa: E731
+    beat = lambda: StoredRun(opened, "img").beats(1).get(0, Beat(0, Progress())).progress  # noqa: E731
     container = subprocess.Popen(command, env={**os.environ, "REPLICA_RANK": "0"}, stdout=subprocess.DEVNULL)
     until(lambda: beat().phase == LOADING, "it loads")
     (code / "load").touch()
@@ -147,7 +147,7 @@ def test_a_full_disk_is_named_while_it_lasts(code, store, small, which):
     assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
     assert run.result().values == ["done"]
     assert list(run.logs(0))[-1] == "the last line"
-    assert StoredRun(run.store, run.id).progress(1)[0].last_line == "the last line"
+    assert StoredRun(run.store, run.id).beats(1)[0].progress.last_line == "the last line"
 
 
 def test_a_container_says_in_its_heartbeat_that_its_own_disk_is_full(code, store, small, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_container_says_in_its_heartbeat_that_its_own_disk_is_full(code, store
     command += ["--trainer-module", "watched", "--trainer-fn", "fill"]
     command += ["--trainer-kwargs-json", json.dumps({"folder": str(small)})]
     opened = atoll.open_store(store)
-    beat = lambda: StoredRun(opened, "img").progress(1).get(0, Progress())  # noqa: E731
+    beat = lambda: StoredRun(opened, "img").beats(1).get(0, Beat(0, Progress())).progress  # noqa: E731
     container = subprocess.Popen(command, env={**os.environ, "REPLICA_RANK": "0"}, stdout=subprocess.DEVNULL)
     until(lambda: beat().problem.startswith(f"disk full: {small}/"), "the full disk is in the heartbeat")
     (small / "filler").unlink()

@@ -132,12 +132,12 @@ def test_every_problem_is_told_at_once_in_the_users_words():
         tags={"atoll:x": "1", "a;b": "2"},
     )
     placement = Placement(
-        timeout_s=86_400 * 40, grace_s=110, cpus=2, memory_gib=1, max_restarts=1, gpu="H100:16",
+        timeout_s=86_400 * 40, grace_s=110, cpus=2, memory_gib=1, gpu="H100:16",
         env={"LONG": "x" * 600, LAUNCH: "1"}, secrets={"T": "env:T"},
     )  # fmt: skip
     with pytest.raises(Unsupported) as caught:
         executor.plan(CONTEXT, placement)
-    words = ["grace_s", "cpus", "memory_gib", "max_restarts", f"env.{LAUNCH}", "secrets.T", "spot", "keep_alive_s",
+    words = ["grace_s", "cpus", "memory_gib", f"env.{LAUNCH}", "secrets.T", "spot", "keep_alive_s",
              "security_group_ids", "tags.atoll:x", "gpu", "role_arn", "output_s3_path", "image", "timeout_s",
              "retry_attempts", "tags[4].Key", "env.LONG"]  # fmt: skip
     for word in words:

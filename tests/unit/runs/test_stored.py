@@ -9,7 +9,7 @@ import pytest
 
 from atoll import disk
 from atoll.keys import RunKeys
-from atoll.runs.stored import StoredRun
+from atoll.runs.stored import Beat, StoredRun
 from atoll.status import LOADING, Progress, Reason, ReplicaState, ReplicaStatus, RunStatus, with_progress
 from atoll.stores.memory import MemoryStore
 
@@ -21,7 +21,7 @@ RUNNING = ReplicaStatus(0, ReplicaState.RUNNING)
 def progress_of(beat: dict[str, Any]) -> Progress:
     store = MemoryStore()
     store.put(RunKeys("r").beat(0), json.dumps(beat).encode())
-    return StoredRun(store, "r").progress(1)[0]
+    return StoredRun(store, "r").beats(1)[0].progress
 
 
 def test_a_heartbeat_of_an_earlier_version_is_read():
@@ -82,10 +82,11 @@ def test_a_full_folder_of_the_store_is_a_problem_of_every_rank(monkeypatch, tmp_
     store = open_store(tmp_path.as_uri())
     store.put(RunKeys("r").beat(0), json.dumps(OLD).encode())
     stored = StoredRun(store, "r")
-    assert stored.progress(2) == {0: progress_of(OLD)}
+    assert stored.beats(2) == {0: Beat(0, progress_of(OLD))}
     monkeypatch.setattr(disk, "free_bytes", lambda _: 0)
     text = f"disk full: {tmp_path}"
-    assert {rank: beat.problem for rank, beat in stored.progress(2).items()} == {0: text, 1: text}
+    assert {rank: beat.progress.problem for rank, beat in stored.beats(2).items()} == {0: text, 1: text}
     running = RunStatus((RUNNING, ReplicaStatus(1, ReplicaState.SUCCEEDED)))
-    beats = stored.progress(2)
-    assert running.with_replicas(with_progress(r, beats[r.rank]) for r in running.replicas).problems() == {text: [0]}
+    beats = stored.beats(2)
+    shown = running.with_replicas(with_progress(r, beats[r.rank].progress) for r in running.replicas)
+    assert shown.problems() == {text: [0]}

@@ -7,7 +7,7 @@ another token is a conflict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -22,7 +22,8 @@ from atoll.executors.sagemaker.doctor import setup_checks
 from atoll.executors.sagemaker.errors import EXECUTOR
 from atoll.executors.sagemaker.jobs import Jobs
 from atoll.executors.sagemaker.logs import JobLog, follow_lines, no_log
-from atoll.executors.sagemaker.request import CAPABILITIES, RANK_DIGITS, job_name, training_request
+from atoll.executors.sagemaker.replacement import replacement_body
+from atoll.executors.sagemaker.request import CAPABILITIES, job_name, parsed_name, training_request
 from atoll.executors.sagemaker.settings import Client, JobSettings, Lag, Rate, Region, Seconds, plan_hint
 from atoll.executors.sagemaker.status import is_over, replica_status
 from atoll.executors.sagemaker.submit import Submission
@@ -95,6 +96,15 @@ class SageMakerTrainingExecutor:
         Submission(self._jobs, self._client, plan).run()
         return self.handle(plan)
 
+    def replace(self, plan: Plan, rank: int, ended: str) -> str | None:
+        region = str(plan.request["region"])
+        failed = self._jobs.describe(region, ended)
+        body = None if failed is None else replacement_body(plan.request["jobs"][rank], failed)
+        if body is None:
+            return None
+        Submission(self._jobs, self._client, plan).start(body)
+        return str(body["TrainingJobName"])
+
     def status(self, handle: RunHandle) -> RunStatus:
         found = self._jobs.find_all(handle.scope, handle.native_id, handle.replicas, with_reasons=True)
         return RunStatus(tuple(replica_status(rank, job) for rank, job in enumerate(found)))
@@ -113,14 +123,14 @@ class SageMakerTrainingExecutor:
         job = job_name(handle.native_id, rank)
         log = JobLog(self._client, job, region=handle.scope)
         streams = log.streams()
-        found = None if streams else self._jobs.describe(handle.scope, job)
-        if not streams and (found is None or (is_over(found) and not follow)):
+        found = [] if streams else self._jobs.jobs_of(handle.scope, handle.native_id, rank)
+        if not streams and (not found or (is_over(found[-1]) and not follow)):
             raise no_log(job)
         if follow:
 
             def is_job_over() -> bool:
-                found = self._jobs.describe(handle.scope, job)
-                return found is None or is_over(found)
+                found = self._jobs.jobs_of(handle.scope, handle.native_id, rank)
+                return not found or is_over(found[-1])
 
             yield from follow_lines(
                 log,
@@ -150,22 +160,27 @@ class SageMakerTrainingExecutor:
         found: list[Stray] = []
         contexts: dict[str, tuple[RunContext, int] | None] = {}
         for name in self._jobs.in_progress(self._client.region):
-            label, _, rank = name.rpartition("-")
-            if len(rank) != RANK_DIGITS or not rank.isdecimal():
+            parts = parsed_name(name)
+            if parts is None:
                 continue
+            label = parts.label
             if label not in contexts:
                 contexts[label] = self._context_of(self._jobs.describe(self._client.region or "", name))
             if (known := contexts[label]) is not None:
                 context, replicas = known
                 handle = RunHandle(self.name, self._client.region or "", label, replicas)
-                found.append(Stray(handle, name, f"rank {int(rank)} of run `{context.run_id}`", context))
+                found.append(Stray(handle, name, f"rank {parts.rank} of run `{context.run_id}`", context))
         return found
 
     def diagnose(self) -> list[Check]:
         return setup_checks(self._client, self._settings)
 
     def billable_seconds(self, handle: RunHandle) -> list[int | None]:
-        """The billed seconds of each rank, None where SageMaker does not report them yet. One call for each rank."""
-        names = (job_name(handle.native_id, rank) for rank in range(handle.replicas))
-        found = (self._jobs.describe(handle.scope, name) for name in names)
-        return [None if job is None else job.get("BillableTimeInSeconds") for job in found]
+        """The billed seconds of each rank, None where SageMaker does not report them yet. One call for each job."""
+        found = (self._jobs.jobs_of(handle.scope, handle.native_id, rank) for rank in range(handle.replicas))
+        return [_billed(jobs) for jobs in found]
+
+
+def _billed(jobs: Sequence[Mapping[str, Any]]) -> int | None:
+    known = [int(job["BillableTimeInSeconds"]) for job in jobs if job.get("BillableTimeInSeconds") is not None]
+    return sum(known) if known and len(known) == len(jobs) else None

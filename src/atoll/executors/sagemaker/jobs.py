@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
 from atoll.errors import BackendError, RunNotFound
 from atoll.executors.sagemaker.client import AwsClient, Pages
 from atoll.executors.sagemaker.errors import EXECUTOR, is_over_already
+from atoll.executors.sagemaker.replacement import following_name
 from atoll.executors.sagemaker.request import job_name
 from atoll.executors.sagemaker.status import is_over, needs_description
 
@@ -32,7 +33,8 @@ class Jobs:
         """Each rank's job, None where SageMaker has none.
 
         One list call covers a hundred jobs. A describe call follows only for a job that the list does not have (yet)
-        and, with `with_reasons`, for a job whose summary does not say why it ended.
+        and, with `with_reasons`, for a job whose summary does not say why it ended. Then a job that was replaced is
+        left out: each rank has its newest job.
         """
         listed = {
             str(job["TrainingJobName"]): job for job in self._list(region, f"jobs of `{label}`", NameContains=label)
@@ -44,7 +46,22 @@ class Jobs:
             self._clock.sleep(self._pause_s)  # a new job may be visible late: a job is LOST only after two looks
             found |= {name: self.describe(region, name) for name in missing}
         jobs = [found[name] for name in names]
-        return [self._with_reason(region, job) if with_reasons and job else job for job in jobs]
+        return [self._newest(region, job, listed)[-1] if with_reasons and job else job for job in jobs]
+
+    def jobs_of(self, region: str, label: str, rank: int) -> list[Job]:
+        """The jobs of one rank, each of which replaced the one before it. Empty if SageMaker has none."""
+        first = self.describe(region, job_name(label, rank))
+        return [] if first is None else self._newest(region, first, {})
+
+    def _newest(self, region: str, job: Job, listed: Mapping[str, Job]) -> list[Job]:
+        """The job and those that replaced it. A list may lack the newest one, so it is looked up."""
+        jobs = [self._with_reason(region, job)]
+        while (name := following_name(jobs[-1])) is not None:
+            following = listed.get(name) or self.describe(region, name)
+            if following is None:
+                break
+            jobs.append(self._with_reason(region, following))
+        return jobs
 
     def describe(self, region: str, name: str) -> Job | None:
         """The description of one job; None if SageMaker has no job of that name."""
@@ -63,11 +80,22 @@ class Jobs:
         """Stop every job by its name, whether SageMaker lists it or not. Returns those that may still run, and why.
 
         Every name is looked up: a list may lack a job that was just created. A name that is not found is looked up
-        again, because the job may become visible late.
+        again, because the job may become visible late. A job that has failed may have been replaced: then the job that
+        replaced it is stopped in the same way.
         """
         self._tries = None
+        problems: dict[str, BackendError] = {}
+        while names:
+            over, refused = self._stop(region, names)
+            problems |= refused
+            names = [name for job in over if (name := following_name(job)) is not None]
+        return problems
+
+    def _stop(self, region: str, names: Sequence[str]) -> tuple[list[Job], dict[str, BackendError]]:
+        """Stop these jobs. Returns those that are over, and why the others may still run."""
         refusals = {name: self._request_stop(region, name) for name in names}
         deadline = Deadline(self._stop_s, self._clock)
+        over: list[Job] = []
         problems: dict[str, BackendError] = {}
         unseen = list(names)
         for pause_s in (0.0, self._pause_s, 2 * self._pause_s):
@@ -75,8 +103,9 @@ class Jobs:
                 self._clock.sleep(pause_s)
             found = {name: self._wait_until_over(region, name, deadline, refusals[name]) for name in unseen}
             problems |= {name: error for name, error in found.items() if isinstance(error, BackendError)}
-            unseen = [name for name, is_over in found.items() if is_over is None]
-        return problems
+            over += [job for job in found.values() if isinstance(job, dict)]
+            unseen = [name for name, job in found.items() if job is None]
+        return over, problems
 
     def _request_stop(self, region: str, name: str) -> BackendError | None:
         """Request the stop of one job. Returns the refusal; None also if the job is over."""
@@ -89,8 +118,8 @@ class Jobs:
 
     def _wait_until_over(
         self, region: str, name: str, deadline: Deadline, refusal: BackendError | None
-    ) -> BackendError | bool | None:
-        """True when the job is over, None if there is no such job, else why the job may still run."""
+    ) -> BackendError | Job | None:
+        """The job when it is over, None if there is no such job, else why the job may still run."""
         pauses = backoff(self._pause_s / 4, cap_s=5 * self._pause_s)
         while True:
             try:
@@ -100,7 +129,7 @@ class Jobs:
             except BackendError as exc:
                 return refusal or exc
             if is_over(found):
-                return True
+                return found
             status = str(found["TrainingJobStatus"])
             if isinstance(refusal, RunNotFound) or (refusal is None and status != "Stopping"):
                 refusal = self._request_stop(region, name)  # the job was not visible, or the request had no effect

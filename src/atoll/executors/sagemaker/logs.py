@@ -1,4 +1,4 @@
-"""A job's output in CloudWatch: one stream for each start of its container, merged by time.
+"""The output of a rank's jobs in CloudWatch: one stream for each start of a container, merged by time.
 
 Streams are listed by prefix in the order of their names: CloudWatch refuses a prefix together with the order of events.
 A stream ends where CloudWatch returns the same token twice; an empty page is not the end.
@@ -7,6 +7,7 @@ A stream ends where CloudWatch returns the same token twice; an empty page is no
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -18,12 +19,14 @@ from atoll.executors.sagemaker.errors import EXECUTOR
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 _PAGE = 10_000
+_STREAM = re.compile(r"(-r\d+)?/")
+"""What follows on the name of a rank's first job in the names of its streams."""
 Event = tuple[int, str]
 """A time in milliseconds, and the text."""
 
 
 class JobLog:
-    """The output of one job, and how far it has been read."""
+    """The output of one job and of the jobs that replaced it, and how far it has been read."""
 
     def __init__(self, client: AwsClient, job: str, *, region: str | None) -> None:
         self._client, self.job, self._region = client, job, region
@@ -36,10 +39,10 @@ class JobLog:
         more: dict[str, str] = {}
         pages = Pages(f"the list of log streams of `{self.job}`", "logs")
         while True:
-            page = self._call("describe_log_streams", logStreamNamePrefix=f"{self.job}/", **more)
+            page = self._call("describe_log_streams", logStreamNamePrefix=self.job, **more)
             found += [str(stream["logStreamName"]) for stream in page.get("logStreams", [])]
             if not page.get("nextToken"):
-                return sorted(found)
+                return sorted(name for name in found if _STREAM.match(name.removeprefix(self.job)))
             more = {"nextToken": pages.after(str(page["nextToken"]))}
 
     def new_lines(self, streams: Iterable[str]) -> list[str]:

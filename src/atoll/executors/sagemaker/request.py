@@ -10,16 +10,16 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from atoll.context import GRACE, RENDEZVOUS, STORE, RunContext, rank_environment
+from atoll.context import GRACE, MAX_RESTARTS, RENDEZVOUS, STORE, RunContext, rank_environment
 from atoll.executors.base import Capabilities, check, store_problems
 from atoll.executors.sagemaker.limits import limit_problems
 from atoll.executors.sagemaker.machines import GPUS, Machine, chosen_machine, has_local_disks, price_notes
 from atoll.executors.sagemaker.settings import CHECKPOINTS, JobSettings
 from atoll.spec import Placement
 
-CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), resources=False, gpus=GPUS | {"any"}, max_restarts=0)
+CAPABILITIES = Capabilities(code=frozenset({"image", "bundle"}), resources=False, gpus=GPUS | {"any"})
 ENTRYPOINT = ("python", "-m", "atoll.replica")
 LAUNCH = "ATOLL_LAUNCH"
 """The variable with the launch token. A job's description contains it, so recognizing a job needs no second call."""
@@ -30,6 +30,7 @@ MOST_GRACE_S = 105.0
 _DEFAULT_WAIT_S = 3600
 _REPORTED = (f"env.{STORE}:", f"env.{RENDEZVOUS}:")
 """Limits that `_context_problems` reports with the user's name for the setting."""
+_JOB_NAME = re.compile(rf"(.+)-(\d{{{RANK_DIGITS}}})(?:-r([1-9]\d*))?\Z")
 _UNTAGGABLE = re.compile(r"[^\w .:/=+\-@]")
 
 
@@ -44,7 +45,7 @@ def training_request(
     )
     if isinstance(machine, str):  # continue with a placeholder, so that every other problem is reported too
         problems, machine = [*problems, machine], Machine("", None, 0)
-    label = run_label(context)
+    label = run_label(context, placement.max_restarts)
     jobs = [training_job(context, placement, settings, machine, rank) for rank in range(placement.replicas)]
     unset = {f"{name}:" for name in ("role_arn", "output_s3_path", "image_uri")}
     missing = {word for word in unset if any(problem.startswith(word) for problem in problems)}
@@ -60,9 +61,7 @@ def training_request(
 def placement_problems(placement: Placement) -> Iterator[str]:
     """The parts of a placement that a training job does not support."""
     for problem in check(placement, CAPABILITIES):
-        if problem.startswith("max_restarts"):
-            yield f"{problem}; retry_attempts is for SageMaker's own errors"
-        elif not problem.startswith(
+        if not problem.startswith(
             ("cpus", "memory_gib", "gpu")
         ):  # reported below and by `chosen_machine`, with the remedy
             yield problem
@@ -76,20 +75,36 @@ def placement_problems(placement: Placement) -> Iterator[str]:
         yield f"env.{LAUNCH}: this variable is set by Atoll"
 
 
-def run_label(context: RunContext) -> str:
+def run_label(context: RunContext, max_restarts: int = 0) -> str:
     """The prefix of all job names of a run; other runs have other prefixes."""
-    return context.native_name(reserve=6)
+    return context.native_name(reserve=len(job_name("", 0, max_restarts)))
 
 
-def job_name(label: str, rank: int) -> str:
-    return f"{label}-{rank:0{RANK_DIGITS}d}"
+class JobName(NamedTuple):
+    """The parts of the name of a job."""
+
+    label: str
+    rank: int
+    replacement: int
+    """0 for the first job of a rank, and n for the job that replaces job n - 1."""
+
+
+def job_name(label: str, rank: int, replacement: int = 0) -> str:
+    suffix = f"-r{replacement}" if replacement else ""
+    return f"{label}-{rank:0{RANK_DIGITS}d}{suffix}"
+
+
+def parsed_name(name: str) -> JobName | None:
+    """The inverse of `job_name`; None if this is not the name of a replica's job."""
+    found = _JOB_NAME.match(name)
+    return None if found is None else JobName(found[1], int(found[2]), int(found[3] or 0))
 
 
 def training_job(
     context: RunContext, placement: Placement, settings: JobSettings, machine: Machine, rank: int
 ) -> dict[str, Any]:
     """The body of CreateTrainingJob for one rank. Its launch token is a digest of the rest."""
-    name = job_name(run_label(context), rank)
+    name = job_name(run_label(context, placement.max_restarts), rank)
     body: dict[str, Any] = {
         "TrainingJobName": name,
         "AlgorithmSpecification": {
@@ -115,6 +130,7 @@ def training_job(
             **rank_environment(rank, placement.rank_env),
             **placement.env,
             GRACE: f"{placement.grace_s:g}",
+            **({MAX_RESTARTS: str(placement.max_restarts)} if placement.max_restarts else {}),
         },
         "Tags": list(_tags(context, placement, settings, rank)),
         **_optional(settings, name),
@@ -172,6 +188,11 @@ def _context_problems(context: RunContext, settings: JobSettings) -> Iterator[st
 
 def _notes(placement: Placement, settings: JobSettings, machine: Machine) -> Iterator[str]:
     """What a user should know; the price is last."""
+    if placement.max_restarts:
+        yield (
+            f"restarts: at most {placement.max_restarts} for each replica, inside its machine and without a launcher; "
+            "a lost machine is replaced only while `atoll run`, `atoll wait` or `Run.wait` watches"
+        )
     if settings.keep_alive_s:
         yield f"warm pool: each machine is kept, and billed, up to {settings.keep_alive_s} s after its job"
     if has_local_disks(machine.name):

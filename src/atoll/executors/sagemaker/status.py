@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.executors.sagemaker.request import parsed_name
 from atoll.status import Reason, ReplicaState, ReplicaStatus
 
 # Secondary statuses of a job in progress. SageMaker may add others: an unknown one means that the job runs.
@@ -49,6 +50,7 @@ def replica_status(rank: int, job: Mapping[str, Any] | None) -> ReplicaStatus:
     if job is None:
         return ReplicaStatus(rank, ReplicaState.LOST, Reason.LOST, "SageMaker no longer has this job")
     state, reason, exit_code = _verdict(job)
+    name = parsed_name(str(job["TrainingJobName"]))
     ended = job.get("TrainingEndTime") if state.is_terminal else None
     return ReplicaStatus(
         rank,
@@ -56,6 +58,9 @@ def replica_status(rank: int, job: Mapping[str, Any] | None) -> ReplicaStatus:
         reason,
         _message(job),
         exit_code,
+        attempt=name.replacement
+        if name is not None
+        else 0,  # at least: SageMaker does not know restarts in a container
         native_id=str(job["TrainingJobName"]),
         started_at=_seconds(job.get("TrainingStartTime")),
         ended_at=_seconds(ended),

@@ -37,7 +37,7 @@ class Submission:
         """Return when SageMaker has every job."""
         try:
             for body in self._plan.request["jobs"]:
-                is_new = self._start(body)
+                is_new = self.start(body)
                 log.info("%s job `%s`", "created" if is_new else "adopted", body["TrainingJobName"])
         except AtollError as exc:
             left = [*self._created, *self._adopted]
@@ -60,8 +60,8 @@ class Submission:
             while None in self._jobs.find_all(region, label, self._plan.replicas) and not deadline.is_past:
                 continue
 
-    def _start(self, body: dict[str, Any]) -> bool:
-        """Create the job. False if it existed before. A job that an unanswered try may have created counts as new."""
+    def start(self, body: dict[str, Any]) -> bool:
+        """Create one job. False if it existed before. A job that an unanswered try may have created counts as new."""
         name = str(body["TrainingJobName"])
         deadline, pauses = self._client.deadline(), self._client.pauses()
         maybe_created = False
