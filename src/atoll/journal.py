@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll import keys
-from atoll.errors import Conflict, KeyExists, KeyNotFound, RunNotFound
+from atoll.errors import ConfigError, Conflict, KeyExists, KeyNotFound, RunNotFound, StoreError
 from atoll.handle import RunHandle
 from atoll.keys import RunKeys
 from atoll.spec import RunSpec
@@ -55,11 +55,14 @@ def record_run(store: Store, spec: RunSpec, *, executor: str) -> bool:
 def read_run(store: Store, run_id: str) -> dict[str, Any]:
     """The record of a run; `RunNotFound` if the store has none."""
     try:
-        return _decode(store.get(RunKeys(run_id).run()))
+        found = _decode(store.get(RunKeys(run_id).run()))
     except KeyNotFound as exc:
         raise RunNotFound(
             f"no run `{run_id}` in {store.uri}", hint=f"`atoll ps --store {store.uri}` lists what is there"
         ) from exc
+    if not {"spec", "executor"} <= found.keys():
+        raise StoreError(f"the record of run `{run_id}` is damaged: it has no spec", uri=store.uri, reason="damaged")
+    return found
 
 
 class Launch(NamedTuple):
@@ -140,8 +143,7 @@ def read_intent(store: Store, run_id: str, launch: int = 1) -> Mapping[str, Any]
 
 def intended_handle(store: Store, run_id: str, launch: int = 1) -> RunHandle | None:
     """The handle that an unfinished launch leads to; None if no launcher began it."""
-    text = (read_intent(store, run_id, launch) or {}).get("handle")
-    return RunHandle.parse(text) if text else None
+    return _handle(read_intent(store, run_id, launch) or {})
 
 
 def record_handle(store: Store, run_id: str, handle: RunHandle, *, launch: int = 1) -> Launch:
@@ -197,7 +199,17 @@ def _decided(store: Store, run_id: str, launch: int) -> Launch:
 
 
 def _launch(number: int, record: Mapping[str, Any]) -> Launch:
-    return Launch(number, RunHandle.parse(record["handle"]) if "handle" in record else None, record.get("undone"))
+    if "handle" not in record and "undone" not in record:
+        raise StoreError("the record of a launch is damaged: it has neither a handle nor a reason", reason="damaged")
+    return Launch(number, _handle(record), record.get("undone"))
+
+
+def _handle(record: Mapping[str, Any]) -> RunHandle | None:
+    """The handle of a record; None if it has none."""
+    try:
+        return RunHandle.parse(str(record["handle"])) if record.get("handle") else None
+    except ConfigError as exc:
+        raise StoreError(f"the record of a launch is damaged: {exc.message}", reason="damaged") from exc
 
 
 class Cancel(NamedTuple):
@@ -279,4 +291,11 @@ def _encode(value: Any) -> bytes:
 
 
 def _decode(data: Any) -> dict[str, Any]:
-    return json.loads(bytes(data).decode("utf-8", "surrogatepass"))  # type: ignore[no-any-return]
+    """The record in an object; `StoreError` if it is damaged."""
+    try:
+        found = json.loads(bytes(data).decode("utf-8", "surrogatepass"))
+    except ValueError as exc:
+        raise StoreError(f"a record of a run is damaged: {exc}", reason="damaged") from exc
+    if not isinstance(found, dict):
+        raise StoreError("a record of a run is damaged: it is no JSON object", reason="damaged")
+    return found

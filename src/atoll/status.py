@@ -45,6 +45,8 @@ class Reason(StrEnum):
     IMAGE = "image"
     UNSCHEDULABLE = "unschedulable"
     CANCELLED = "cancelled"
+    STOPPING = "stopping"
+    """The backend is ending the replica, on request or at its time limit."""
     LOST = "lost"
     BACKEND = "backend"
     """The service itself failed."""

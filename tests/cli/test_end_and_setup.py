@@ -70,6 +70,26 @@ def test_cancel_stops_a_run_though_the_configuration_is_wrong(cli, text):
     assert (done.code, labels(cli)) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ("run.json", ""),
+        ("run.json", "{}"),
+        ("run.json", '{"spec": 7, "executor": "local"}'),
+        ("launch/handle.json", "[]"),
+        ("launch/handle.json", '{"handle": "what"}'),
+    ],
+)
+def test_cancel_stops_a_run_whose_record_is_damaged(cli, record, text):
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
+    root = open_store(cli("status", run, "--json").data["store"]).root
+    (root / "runs" / run / record).write_text(text)
+    assert cli("sweep", "--dry-run", "--json").code == 0
+    done = cli("cancel", run, "--json")
+    assert done.code == 0
+    assert labels(cli) == []
+
+
 def test_sweep_stops_replicas_of_an_unknown_run_only_on_request(cli):
     run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
     shutil.rmtree(open_store(cli("status", run, "--json").data["store"]).root)

@@ -11,12 +11,12 @@ from typing import Any
 
 from atoll import journal, registry
 from atoll._threads import Unanswered, answer_within
-from atoll.errors import AtollError, RunNotFound, StoreError, StoreUnavailable
+from atoll.errors import AtollError, ConfigError, RunNotFound, StoreError, StoreRefused, StoreUnavailable
 from atoll.executors.base import Executor, HandleResolver
 from atoll.handle import RunHandle
 from atoll.runs import index
 from atoll.runs.run import RECORD_TIMEOUT_S, Run, Stopped, status_or_none
-from atoll.status import RunStatus
+from atoll.status import ReplicaState, RunStatus
 
 log = logging.getLogger("atoll.runs")
 
@@ -40,23 +40,32 @@ def attach(run: str, *, store: str | os.PathLike[str] | None = None, settings: M
                 hint="give its store: `attach(run, store=…)`, or `--store URI` on the command line",
             )
         read = partial(_read_run, where, run_id, handle, settings)
-        return read() if known_handle is None else answer_within(RECORD_TIMEOUT_S, read)
+        if known_handle is None:
+            return Run.stored(registry.open_store(where), run_id, handle, settings)
+        return answer_within(RECORD_TIMEOUT_S, read)
     except (StoreError, RunNotFound, Unanswered) as problem:
         exc = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
         if known_handle is None:
             raise
         found = UnrecordedRun(run_id or known_handle.native_id, known_handle, exc, settings)
-        if isinstance(exc, RunNotFound) and not found.may_run:
+        status = status_or_none(found.executor, known_handle)
+        if isinstance(exc, RunNotFound) and (status is None or status.counts().keys() == {ReplicaState.LOST}):
             raise
         log.info("%s; only the handle of run `%s` is known", exc.message, found.id)
-        exc.hint = f"its replicas may still run: `atoll cancel {shlex.quote(run)}` stops them without the store"
+        exc.hint = "`atoll ps` lists the runs that this machine knows"
+        if status is None or not status.is_terminal:
+            exc.hint = f"its replicas may still run: `atoll cancel {shlex.quote(run)}` stops them without the store"
         return found
 
 
 def _read_run(
     store: str | os.PathLike[str], run_id: str, handle: RunHandle | None, settings: Mapping[str, Any] | None
 ) -> Run:
-    return Run.stored(registry.open_store(store), run_id, handle, settings)
+    try:
+        opened = registry.open_store(store)
+    except ConfigError as exc:
+        raise StoreRefused(exc.message, reason="cannot_open", hint=exc.hint) from exc
+    return Run.stored(opened, run_id, handle, settings)
 
 
 def _origin(
@@ -94,11 +103,6 @@ class UnrecordedRun(Run):
 
     def __repr__(self) -> str:
         return f"<UnrecordedRun {self.id} on {self.executor.name}, {self.handle}>"
-
-    @property
-    def may_run(self) -> bool:
-        """Whether the backend says that a replica has not ended."""
-        return not self.status().is_terminal
 
     def status(self, *, progress: bool = True) -> RunStatus:  # noqa: ARG002  heartbeats are in the store
         """The status of every rank, from the backend alone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -241,7 +242,11 @@ class Run:
         launch = journal.launch_of(store, run_id, handle) if handle else journal.newest_launch(store, run_id)
         executor = registry.executor(record["executor"], **(settings or {}))
         log.debug("run %s: launch %d, %s, on %s", run_id, launch.number, launch.handle or "no handle", executor.name)
-        spec = RunSpec.from_json(record["spec"])
+        try:
+            spec = RunSpec.from_json(record["spec"])
+        except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as exc:
+            what = f"the record of run `{run_id}` is damaged, or of another version of Atoll: {exc}"
+            raise StoreError(what, uri=store.uri, reason="damaged") from exc
         return cls(spec, executor, store, handle or launch.handle, launch=launch.number)
 
     def __repr__(self) -> str:
@@ -345,6 +350,7 @@ class Run:
         before = status_or_none(self.executor, handle)
         log.info("run %s: stop %s", self.id, handle)
         self.executor.cancel(handle)
+        self._stop_earlier_launches(store)
         could_grow = may_replace(self.spec, self.executor)
         if before is not None and before.is_terminal and is_started and not (could_grow and any(before.failures())):
             return Stopped(before)
@@ -362,6 +368,14 @@ class Run:
             # its replicas by now; a later one sees the record and stops its replicas itself.
             self.executor.cancel(handle)
         return Stopped(before)
+
+    def _stop_earlier_launches(self, store: Store) -> None:
+        """Stop what undone launches may have left; a store that does not answer leaves that to `sweep`."""
+        for number in range(1, self.launch):
+            with suppress(StoreError, Unanswered):
+                handle = answer_within(RECORD_TIMEOUT_S, partial(journal.intended_handle, store, self.id, number))
+                if handle is not None:
+                    self.executor.cancel(handle)
 
     def _intended(self, store: Store) -> RunHandle | None:
         """The handle of a launch that is not finished. Intents of earlier versions have none: plan it again."""

@@ -20,7 +20,7 @@ from atoll.executors.undo import has_created_nothing, stop_and_raise
 from atoll.handle import RunHandle
 from atoll.journal import Launch
 from atoll.runs import index
-from atoll.status import ReplicaState, RunStatus
+from atoll.status import Reason, ReplicaState, RunStatus
 
 if TYPE_CHECKING:
     from atoll.runs.run import Draft
@@ -92,9 +92,7 @@ class _Start:
         try:
             decided = self._record_handle(self._submit())
         except BaseException as why:  # noqa: BLE001  an interrupt must not leave replicas behind either
-            decided, record_problem = self._decide_after(why)
-            if decided.handle is None:
-                self._stop_and_raise(why, record_problem)
+            decided = self._after_failure(why)
         if decided.handle is None:
             # This launcher may have created replicas after the other one stopped them.
             message = f"another launcher undid this launch: {decided.undone}"
@@ -116,6 +114,22 @@ class _Start:
         return handle
 
     # ── after a failure ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _after_failure(self, why: BaseException) -> Launch:
+        """Undo the launch and raise. Returns the launch if it was started after all, here or by another launcher."""
+        try:
+            decided, record_problem = self._decide_after(why)
+            if decided.handle is None:
+                self._stop_and_raise(why, record_problem)
+        except BaseException as error:
+            if error is why or isinstance(error, AtollError) or self._handle is None:
+                raise
+            # An interrupt, or a bug, while the failure was handled: name what may run.
+            message = f"run `{self._run_id}`: {_text(why)}, then {_text(error)}"
+            hint = f"`atoll cancel '{self._handle}'` stops them"
+            left = [str(self._handle)]
+            raise SubmitError(message, left_running=left, executor=self._executor.name, hint=hint) from error
+        return decided
 
     def _decide_after(self, why: BaseException) -> tuple[Launch, str]:
         """Record that the launch is undone, unless it was started after all, here or by another launcher.
@@ -183,9 +197,10 @@ def planned_handle(executor: Executor, plan: Plan) -> RunHandle | None:
 
 
 def _has_cancelled_ranks(executor: Executor, handle: RunHandle) -> bool:
-    """Whether the backend says that a replica was stopped. False if it does not answer."""
+    """Whether the backend says that a replica was stopped, or is being stopped. False if it does not answer."""
     try:
-        return any(r.state is ReplicaState.CANCELLED for r in executor.status(handle).replicas)
+        replicas = executor.status(handle).replicas
+        return any(r.state is ReplicaState.CANCELLED or r.reason is Reason.STOPPING for r in replicas)
     except BackendError as exc:
         log.debug("no status of %s: %s", handle, exc.message)
         return False

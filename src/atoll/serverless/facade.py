@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from atoll._threads import Unanswered, answer_within, in_background
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.context import RANK
-from atoll.errors import BackendError, ConfigError, RunNotFound, StoreError, WaitTimeout
+from atoll.errors import BackendError, ConfigError, RunNotFound, StoreError, StoreUnavailable, WaitTimeout
 from atoll.executors.base import Executor
 from atoll.handle import RunHandle
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome, join, outcome_of
 from atoll.runs.attach import UnrecordedRun
-from atoll.runs.run import Run, prepare
+from atoll.runs.run import RECORD_TIMEOUT_S, Run, prepare
 from atoll.runs.stored import StoredRun
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -83,9 +83,10 @@ class Facade:
     def cancel(self, handle: ReplicaHandle) -> None:
         named = self._checked(handle)
         try:
-            run = self._run(handle)
-        except (StoreError, RunNotFound) as exc:
-            run = UnrecordedRun(str(handle.metadata["run_id"]), named, exc, self._executor)
+            run = answer_within(RECORD_TIMEOUT_S, partial(self._run, handle))
+        except (StoreError, RunNotFound, Unanswered) as exc:
+            problem = StoreUnavailable("the store does not answer") if isinstance(exc, Unanswered) else exc
+            run = UnrecordedRun(str(handle.metadata["run_id"]), named, problem, self._executor)
         run.cancel()
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
@@ -118,7 +119,7 @@ class Facade:
                 rows = [_row(outcome) for outcome in _answer(run.result, deadline).outcomes]
             else:
                 rows = _rows_so_far(status, outcomes, named.replicas, run.spec.placement.max_restarts == 0, deadline)
-        except Unanswered:  # by the store; the backend may still know the states
+        except (Unanswered, StoreError, RunNotFound):  # by the store; the backend may still know the states
             if status is None:
                 with suppress(Unanswered, BackendError):
                     status = _answer(partial(self._executor.status, named), deadline)

@@ -45,6 +45,16 @@ def test_a_full_quota_stops_the_ranks_before_and_says_why(held, executor):
     assert len(held.engine.jobs) == 2
 
 
+def test_accepted_jobs_that_no_lookup_finds_are_named(held, executor):
+    held.engine.quota = 2
+    plan = plan_of(executor())
+    names = [body["TrainingJobName"] for body in plan.request["jobs"]]
+    held.engine.unseen_looks = dict.fromkeys(("ListTrainingJobs", "DescribeTrainingJob", "StopTrainingJob"), 10_000)
+    with pytest.raises(SubmitError) as caught:
+        executor(clock=FakeClock()).submit(plan)
+    assert sorted(caught.value.left_running) == names[:2] == going(held)
+
+
 def test_a_name_that_is_being_deleted_is_not_taken_for_a_running_job(held, executor):
     plan = plan_of(executor(), 1)
     body = plan.request["jobs"][0]

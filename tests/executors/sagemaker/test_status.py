@@ -31,7 +31,7 @@ def job(status: str, secondary: str | None = None, **more: Any) -> dict[str, Any
         ("InProgress", None, ReplicaState.RUNNING, Reason.OK),
         ("Completed", "Completed", ReplicaState.SUCCEEDED, Reason.OK),
         ("Failed", "Failed", ReplicaState.FAILED, Reason.USER_ERROR),
-        ("Stopping", "Stopping", ReplicaState.RUNNING, Reason.OK),
+        ("Stopping", "Stopping", ReplicaState.RUNNING, Reason.STOPPING),
         ("Stopped", "Stopped", ReplicaState.CANCELLED, Reason.CANCELLED),
         ("Stopped", "MaxRuntimeExceeded", ReplicaState.FAILED, Reason.TIMEOUT),
         ("Stopped", "MaxWaitTimeExceeded", ReplicaState.FAILED, Reason.TIMEOUT),

@@ -82,9 +82,14 @@ def test_a_quorum_gives_up_early_only_if_the_dead_ranks_make_it_unreachable() ->
     assert decide(policy, members=range(4), arrived=enough, elapsed_s=11.0, dead={3: 5.0}) == CommitDecision((0, 1, 2))
 
 
-def test_training_has_diverged_if_every_update_is_rejected_and_one_is_not_finite() -> None:
+def test_training_has_diverged_if_every_update_is_too_large_or_not_finite() -> None:
     for policy in (strict(60.0), at_least(1, deadline_s=60.0)):
-        for checks, is_diverged in ((["finite"], True), (["finite", "norm"], True), (["norm"], False)):
+        for checks, is_diverged in (
+            (["finite"], True),
+            (["finite", "norm"], True),
+            (["norm"], True),
+            (["norm", "base"], False),
+        ):
             made = decide(policy, members=[0, 1], arrived={}, elapsed_s=1.0, rejected=[0, 1], failed_checks=checks)
             assert isinstance(made, GiveUp)
             assert made.is_diverged is is_diverged

@@ -28,6 +28,8 @@ class Jobs:
         self._client, self._clock, self._pause_s, self._stop_s = client, clock, pause_s, stop_s
         self._reasons: dict[tuple[str, str, str], Job] = {}
         self._tries: int | None = None
+        self.accepted: set[str] = set()
+        """Names of jobs that SageMaker accepted from this process, and that no lookup has found yet."""
 
     def find_all(self, region: str, label: str, replicas: int, *, with_reasons: bool = False) -> list[Job | None]:
         """Each rank's job, None where SageMaker has none.
@@ -39,6 +41,7 @@ class Jobs:
         listed = {
             str(job["TrainingJobName"]): job for job in self._list(region, f"jobs of `{label}`", NameContains=label)
         }
+        self.accepted.difference_update(listed)
         names = [job_name(label, rank) for rank in range(replicas)]
         found = {name: listed.get(name) or self.describe(region, name) for name in names}
         missing = [name for name in names if found[name] is None]
@@ -105,7 +108,19 @@ class Jobs:
             problems |= {name: error for name, error in found.items() if isinstance(error, BackendError)}
             over += [job for job in found.values() if isinstance(job, dict)]
             unseen = [name for name, job in found.items() if job is None]
+        for name in self.accepted.intersection(unseen):
+            if refusals[name] is not None and (error := self._stop_when_visible(region, name)):
+                problems[name] = error
         return over, problems
+
+    def _stop_when_visible(self, region: str, name: str) -> BackendError | None:
+        """Request the stop of a job that SageMaker accepted and does not find. Returns why it may still run."""
+        patience = self._client.deadline()
+        while (refusal := self._request_stop(region, name)) is not None:
+            if patience.is_past:
+                return refusal
+            patience.sleep(self._pause_s)
+        return None
 
     def _request_stop(self, region: str, name: str) -> BackendError | None:
         """Request the stop of one job. Returns the refusal; None also if the job is over."""
@@ -190,4 +205,7 @@ class Jobs:
 
     def _call(self, verb: str, operation: str, name: str, region: str, *, tries: int | None = None) -> Job:
         what = f"{verb.partition('_')[0]} job `{name}`"
-        return self._client.call("sagemaker", verb, operation, what, region=region, tries=tries, TrainingJobName=name)
+        answer = self._client.call("sagemaker", verb, operation, what, region=region, tries=tries, TrainingJobName=name)
+        if verb == "describe_training_job":
+            self.accepted.discard(name)
+        return answer

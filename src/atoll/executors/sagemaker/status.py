@@ -81,6 +81,8 @@ def _verdict(job: Mapping[str, Any]) -> tuple[ReplicaState, Reason, int | None]:
         return ReplicaState.FAILED, reason or Reason.TIMEOUT, None
     if status == "Deleting":
         return ReplicaState.LOST, Reason.LOST, None
+    if status == "Stopping":
+        return ReplicaState.RUNNING, Reason.STOPPING, None
     if status == "InProgress" and secondary in _PENDING:
         return ReplicaState.PENDING, _PENDING[secondary], None
     return ReplicaState.RUNNING, Reason.OK, None

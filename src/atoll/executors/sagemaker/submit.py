@@ -68,6 +68,7 @@ class Submission:
         while True:
             try:
                 self._create(body, name)
+                self._jobs.accepted.add(name)
                 return True
             except (BackendError, ConfigError) as exc:
                 is_retryable = isinstance(exc, BackendError) and exc.retryable

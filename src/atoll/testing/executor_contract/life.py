@@ -12,7 +12,15 @@ from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.testing import contract_jobs
 from atoll.testing.bench import Bench, assert_ranks, entered, launched, let_go, over, until, verdicts
 
-NO_FAILURE = (Reason.OK, Reason.WAITING, Reason.STARTING, Reason.RESTARTING, Reason.CANCELLED, Reason.LOST)
+NO_FAILURE = (
+    Reason.OK,
+    Reason.WAITING,
+    Reason.STARTING,
+    Reason.RESTARTING,
+    Reason.CANCELLED,
+    Reason.STOPPING,
+    Reason.LOST,
+)
 
 
 class LifeClauses:
