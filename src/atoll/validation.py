@@ -204,13 +204,20 @@ def annotated_kinds(owner: Callable[..., Any]) -> dict[str, Kind]:
     return {name: kind for name, hint in hints.items() if name != "return" and (kind := _kind_of(hint))}
 
 
+def _only_python(owners: Sequence[Callable[..., Any]]) -> set[str]:
+    """Parameters that take objects, which no configuration file can give."""
+    rules = {name: kind for owner in owners for name, kind in annotated_kinds(owner).items()}
+    return {name for name, kind in rules.items() if kind in (OBJECT, FUNCTION, CLOCK)}
+
+
 def _name_problems(owners: Sequence[Callable[..., Any]], named: Mapping[str, Any]) -> list[str]:
     """Names that no owner accepts, and names that an owner requires. An owner passes `**settings` to the next one."""
     found = {p.name: p for owner in owners for p in signature(owner).parameters.values()}
     names = [name for name, p in found.items() if p.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in signature(owners[-1]).parameters.values())
     unknown = [] if takes_all else [name for name in named if name not in names]
-    listed = f"; there are {', '.join(f'`{name}`' for name in names)}" if names else ""
+    plain_names = [name for name in names if name not in _only_python(owners)]
+    listed = f"; there are {', '.join(f'`{name}`' for name in plain_names)}" if plain_names else ""
     missing = [name for name in names if found[name].default is Parameter.empty and name not in named]
     return [
         *(f"{name}: there is no such setting{did_you_mean(name, names) or listed}" for name in unknown),

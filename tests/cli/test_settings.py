@@ -152,3 +152,11 @@ def test_the_text_of_a_plan_of_unlike_parts_is_its_request():
         assert json.loads(plan_text(request)) == request
     [common] = json.loads(plan_text({"a": [{"x": [1, {}], "y": "\0", "z": k} for k in range(2)]})).values()
     assert common == {"common": {"x": [1, {}], "y": "\0", "z": "…"}, "each": [{"z": 0}, {"z": 1}]}
+
+
+def test_a_setting_given_twice_hides_no_other_setting(inside):
+    given = ("role_arn=a", "role_arn=b", "region=us-east-1", "output_s3_path=s3://b/o", "image_uri=i")
+    options = [part for text in given for part in ("--setting", text)]
+    error = inside("plan", "job:ok", "--on", "sagemaker", "--store", "s3://b/x", *options, "--json").error
+    assert not [problem for problem in error.get("problems", ()) if "not set" in problem]
+    assert "role_arn" in error["message"]

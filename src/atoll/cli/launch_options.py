@@ -156,6 +156,9 @@ def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -
     for table, values in read_tables.items():
         flags |= {f"{table}.{name}": value for name, value in (values or {}).items()}
     own = problems.trying(lambda: pairs(options["setting"], "--setting", as_json=True))
+    if own is None:  # continue with what is readable, so that no other setting is reported as missing
+        readable = (text.partition("=") for text in options["setting"] if "=" in text)
+        own = {name: json_or_text(value) for name, _, value in readable}
     found = problems.trying(lambda: config.load_valid(profile=options["profile"], flags=flags))
     settings, wrong = found or (None, [])
     problems.trying(lambda: _check_configuration(wrong))
@@ -165,7 +168,7 @@ def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -
     for warning in settings.warnings:
         out.say(f"warning: {warning}")
     launch = settings.launch_options()
-    launch["settings"] = {**launch.get("settings", {}), **(own or {})}
+    launch["settings"] = {**launch.get("settings", {}), **own}
     made = problems.trying(lambda: _prepared(launch, argv=tuple(script_args), run_id=options["run_id"]))
     problems.raise_any("this run")
     assert made is not None

@@ -115,7 +115,7 @@ def prepare(
             hint=f"start it with `python {name}`, or run its function: `atoll run {name}:FUNCTION`",
             reason="launches_itself",
         )
-    problems, uri = Problems(), store or default_store()
+    problems, uri = Problems(), default_store() if store is None or store == "" else store
     executor = problems.trying(lambda: executor_for(on, settings))
     checked, left_out = executor, frozenset[str]()
     if executor is None and isinstance(on, str):

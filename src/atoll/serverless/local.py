@@ -27,7 +27,9 @@ class LocalProcessExecutor(Facade):
         root: str | os.PathLike[str] | None = None,
         run_id: str | None = None,
     ) -> None:
-        super().__init__(LocalExecutor(root=root), store=store or default_store(), run_id=run_id)
+        super().__init__(
+            LocalExecutor(root=root), store=default_store() if store is None or store == "" else store, run_id=run_id
+        )
 
     def launch_replicas(
         self,
