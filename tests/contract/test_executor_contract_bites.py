@@ -62,7 +62,11 @@ BITES = [
     Bite("test_e03_a_store_that_replicas_cannot_reach_is_refused", broken.AcceptsAnyStore, "cannot see the memory"),
     Bite("test_e04_a_handle_is_one_line_that_reads_back", broken.CountsWrong, "1 == 2"),
     Bite("test_e04_another_process_can_use_it", broken.Remembers, "something still runs"),
-    Bite("test_e05_status_has_every_rank_in_order_at_any_moment", broken.ShowsOnlyWhatRuns, "status has ranks"),
+    Bite(
+        "test_e05_status_has_every_rank_in_order_at_any_moment",
+        broken.ShowsOnlyWhatRuns,
+        "status has ranks|out of order",
+    ),
     Bite(
         "test_e06_return_succeeds_and_raise_exit_and_sigkill_fail_with_reason_and_code",
         broken.TakesOverForSuccess,
@@ -110,7 +114,7 @@ BITES = [
     Bite(
         "test_e14_a_failing_create_is_a_documented_error",
         broken.LeaksVendorErrors,
-        "401 became (Denied|NoSuchJob)",
+        "interrupted by Denied",
     ),
     Bite("test_e14_a_failing_create_is_a_documented_error", broken.LosesTheCause, "as a cause"),
     Bite("test_e14_a_failing_look_is_a_documented_error", broken.LeaksSilence, "no answer became NoAnswer"),
@@ -124,7 +128,7 @@ BITES = [
     Bite("test_e16_one_name_in_two_stores_gives_two_native_names", broken.IgnoresTheStore, "another request"),
     Bite("test_e17_the_number_of_calls_does_not_grow_with_replicas", broken.AsksOneByOne, "took 6 calls", (6,)),
     Bite("test_e18_sixteen_threads_submit_one_plan", broken.StartsAnew, "several handles"),
-    Bite("test_e18_sixteen_launchers_in_four_processes", broken.StartsAnew, "processes by rank"),
+    Bite("test_e18_sixteen_launchers_in_four_processes", broken.StartsAnew, "ReplicaState.LOST|processes by rank"),
     Bite("test_e18_a_later_submit_adopts_what_runs_and_what_is_over", broken.StartsAnew, "native_id"),
     Bite("test_e18_another_plan_of_the_same_name_is_not_adopted", broken.AdoptsAnything, "DID NOT RAISE"),
     Bite(
