@@ -19,7 +19,7 @@ from atoll.errors import WaitTimeout
 from atoll.runs.run import Run
 
 _LEAST_S = 1.0
-"""The time for finding the run even if --timeout is shorter."""
+"""The time for finding the run, which does not count as waiting."""
 
 
 @command("Look", short_help="Wait for a run; exit code 0 if every replica succeeded.")
@@ -60,4 +60,5 @@ def _found(name: str, store: str | None, timeout_s: float | None) -> tuple[Run, 
     except Unanswered:
         hint = f"`atoll wait {shlex.quote(name)}` without --timeout waits longer"
         raise WaitTimeout(f"the records of run `{name}` could not be read within {timeout_s:g} s", hint=hint) from None
-    return found, round(deadline.remaining_s, 1)
+    is_soon = timeout_s - deadline.remaining_s < _LEAST_S
+    return found, timeout_s if is_soon else round(deadline.remaining_s, 1)
