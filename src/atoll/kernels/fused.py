@@ -207,7 +207,8 @@ def _disagreement(kernels: FusedKernels) -> str | None:
     except ImportError:
         return "there is no xxhash to compare with"
     a, b = np.random.default_rng(0).standard_normal((2, 4 * BLOCK + 3), dtype=np.float32)
-    out, copied = np.empty_like(a), np.empty_like(a)
+    # Not `empty`: memory that was used before may hold the right values already.
+    out, copied = np.zeros_like(a), np.zeros_like(a)
     hashes = [Hash(kernels) for _ in range(3)]
     left, right, result = ((address_of(v, np.float32), h) for v, h in zip((a, b, out), hashes, strict=True))
     kernels.accumulate(Mixture.of(0.3, 0.7, 3), left, right, result, a.size, is_done=True)
