@@ -584,3 +584,33 @@ def test_a_forgotten_job_is_lost_only_in_its_own_rank(held, start):
     held.engine.forget(names_of(run)[1])
     states = [replica.state for replica in run.executor.status(run.handle).replicas]
     assert states == [ReplicaState.PENDING, ReplicaState.LOST, ReplicaState.PENDING, ReplicaState.PENDING]
+
+
+def test_a_relaunch_first_stops_what_an_undo_could_not_stop(held, start):
+    held.engine.quota = 2
+    held.faults.fail(Call.STOP, Fault.FORBIDDEN)
+    with pytest.raises(SubmitError) as caught:
+        start()
+    assert list(caught.value.left_running) == going(held)
+    assert len(going(held)) == 2
+    held.engine.quota = None
+    with pytest.raises(StopFailed) as refused:
+        start()
+    assert list(refused.value.left_running) == going(held) == list(caught.value.left_running)
+    held.faults.heal()
+    run = start()
+    assert run.launch == 2
+    assert going(held) == [f"{run.handle.native_id}-{rank:05d}" for rank in range(N)]
+
+
+def test_cancel_also_stops_what_an_earlier_launch_left(held, start):
+    held.engine.quota = 2
+    with pytest.raises(SubmitError):
+        start()
+    held.engine.quota = None
+    run = start()
+    name = next(name for name in held.engine.jobs if "-launch2-" not in name)
+    held.engine.answer("CreateTrainingJob", held.engine.jobs.pop(name).request)  # as if it had become visible late
+    assert name in going(held)
+    run.cancel()
+    assert going(held) == []
