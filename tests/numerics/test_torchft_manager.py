@@ -283,18 +283,20 @@ def test_a_replica_that_does_not_come_is_a_failed_round_not_a_hang():
 
 def test_a_round_that_is_tried_again_counts_what_was_announced_first():
     """The others may have used it already; writing other values over it would spoil the round for everybody."""
-    failed = threading.Event()
+    failed, tries_again = threading.Event(), threading.Event()
     chunked = replace(QUICK, inline_bytes=0)
 
     def body(rank: int) -> Any:
-        manager = Manager(store, rank, 2, tuning=chunked, timeout_s=5.0 if rank == 1 else 60.0)
+        manager = Manager(
+            watched if rank == 1 else store, rank, 2, tuning=chunked, timeout_s=5.0 if rank == 1 else 60.0
+        )
         assert averaged(manager, numbers(rank))
         first, second = numbers(rank) + 1, numbers(rank) + 2
         if rank == 1:
             assert not averaged(manager, first)
             failed.set()
         else:
-            failed.wait(30)
+            tries_again.wait(30)  # not before: else the round may be over when rank 1 comes back
         for _ in range(20):
             if averaged(manager, tensor := second.clone()):
                 break
@@ -302,6 +304,8 @@ def test_a_round_that_is_tried_again_counts_what_was_announced_first():
         return tensor.tolist()
 
     store = MemoryStore()
+    watched = FaultyStore(store)
+    watched.before = lambda _verb, _key: tries_again.set() if failed.is_set() else None
     assert side_by_side(2, body) == [((numbers(0) + 2 + numbers(1) + 1) / 2).tolist()] * 2
 
 
