@@ -22,6 +22,7 @@ from atoll import attach, launch
 from atoll.errors import BackendError, ConfigError, Conflict, StopFailed, StoreError, SubmitError, WaitTimeout
 from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.request import job_name
+from atoll.handle import RunHandle
 from atoll.journal import read_handle
 from atoll.runs.run import Draft, Run
 from atoll.serverless import SageMakerExecutor
@@ -614,3 +615,23 @@ def test_cancel_also_stops_what_an_earlier_launch_left(held, start):
     assert name in going(held)
     run.cancel()
     assert going(held) == []
+
+
+def test_an_interrupt_while_a_failure_is_handled_names_the_run(held, start, monkeypatch):
+    def interrupted(_why: BaseException) -> bool:
+        raise KeyboardInterrupt
+
+    held.engine.quota = 2
+    monkeypatch.setattr("atoll.runs.start.has_created_nothing", interrupted)
+    with pytest.raises(SubmitError) as caught:
+        start()
+    (handle,) = caught.value.left_running
+    assert [name for name in going(held) if not name.startswith(RunHandle.parse(handle).native_id)] == []
+
+
+def test_a_run_whose_jobs_are_being_stopped_is_not_returned(held, start):
+    run = start()
+    held.engine.jobs[f"{run.handle.native_id}-00001"].status = "Stopping"
+    with pytest.raises(Conflict) as caught:
+        start()
+    assert caught.value.reason == "cancelled"
