@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from atoll.result import RunResult as RunResult
     from atoll.rounds.quorum import Quorum as Quorum
     from atoll.runs.attach import attach as attach
+    from atoll.runs.join import join as join
+    from atoll.runs.prepare import launch as launch
+    from atoll.runs.prepare import prepare as prepare
     from atoll.runs.run import Run as Run
-    from atoll.runs.run import launch as launch
-    from atoll.runs.run import prepare as prepare
     from atoll.spec import Placement as Placement
     from atoll.spec import RunSpec as RunSpec
     from atoll.spec import Task as Task
@@ -58,10 +59,11 @@ _MODULES = {
     "Task": "atoll.spec",
     "attach": "atoll.runs.attach",
     "current": "atoll.context",
-    "launch": "atoll.runs.run",
+    "join": "atoll.runs.join",
+    "launch": "atoll.runs.prepare",
     "make_diloco_outer_loop": "atoll.training.allreduce",
     "open_store": "atoll.registry",
-    "prepare": "atoll.runs.run",
+    "prepare": "atoll.runs.prepare",
 }
 
 _PACKAGES_OF_TRAIN = ("numpy", "torch", "xxhash")

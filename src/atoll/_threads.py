@@ -16,6 +16,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+_MOST_S = 1e8
+"""The operating system refuses to wait for much longer."""
+
+
 class Unanswered(Exception):
     """The call did not return in time. It continues in its thread, and its answer is dropped."""
 
@@ -37,7 +41,7 @@ def in_background(call: Callable[[], R]) -> Future[R]:
 def answer_within(seconds: float | None, call: Callable[[], R]) -> R:
     """What the call returns or raises. `Unanswered` if that takes longer; with None, it may take any time."""
     future = in_background(call)
-    wait_for([future], timeout=seconds)
+    wait_for([future], timeout=None if seconds is None else min(seconds, _MOST_S))
     if not future.done():
         raise Unanswered
     return future.result()

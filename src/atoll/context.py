@@ -10,7 +10,7 @@ import json
 import os
 import time
 from _thread import get_ident
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,9 +35,42 @@ LABEL = "ATOLL_LABEL"
 """Marks every process of a run, so that `sweep` finds processes that no record names."""
 TIMEOUT, GRACE = "ATOLL_TIMEOUT_S", "ATOLL_GRACE_S"
 """Limits that the supervisor in a container enforces, in addition to those of the service."""
+TIMED_OUT = 124
+"""The exit code of a container whose supervisor has ended the replica at its time limit."""
+TOO_OLD = 80
+"""The exit code of a replica that is older than the launcher of its run; see `journal.version_problem`."""
 MAX_RESTARTS = "ATOLL_MAX_RESTARTS"
 """Restarts of the entry point by the supervisors in all containers of a rank; absent if there are none."""
-RESERVED = (RANK, WORLD_SIZE, RUN_ID, STORE, ATTEMPT, SPOOL, RENDEZVOUS, LAUNCH, LABEL, TIMEOUT, GRACE, MAX_RESTARTS)
+CLAIM = "ATOLL_CLAIM"
+"""The name of the variable with the id of a container's job. If it is set, one container runs a rank and others end."""
+CLAIMED = 75
+"""The exit code of a container that another container of its rank, or a stop, has made superfluous."""
+STORE_STOPS = "ATOLL_STORE_STOPS"
+"""If it is `1`, the supervisor in a container looks for requests to stop in the store; see `journal.record_stop`."""
+FIRST_RANK, RANK_ENV = "ATOLL_FIRST_RANK", "ATOLL_RANK_ENV"
+"""For a part whose service numbers its containers from 0: what `python -m atoll.replica` adds to the rank, and the name
+of another variable that has the rank. See `global_rank`."""
+PART = "ATOLL_PART"
+"""The first rank and the number of replicas of a part of a run, such as `2:3`; absent if one backend has them all."""
+RESERVED = (
+    RANK,
+    WORLD_SIZE,
+    RUN_ID,
+    STORE,
+    ATTEMPT,
+    SPOOL,
+    RENDEZVOUS,
+    LAUNCH,
+    LABEL,
+    TIMEOUT,
+    GRACE,
+    MAX_RESTARTS,
+    CLAIM,
+    STORE_STOPS,
+    FIRST_RANK,
+    RANK_ENV,
+    PART,
+)
 _RECENT_ROUNDS = 16
 _HINT = "`atoll run` and `atoll.launch` start replicas; without them, pass `ctx=ReplicaContext(…)`"
 
@@ -50,26 +83,70 @@ class RunContext:
     store_uri: str
     launch: int = 1
     """A run is launched again, with other native names, after an earlier launch was undone."""
+    first_rank: int = 0
+    """The rank of the executor's first replica; above 0 if the executor runs a later part of a run."""
+    world_size: int | None = None
+    """The number of replicas of the whole run; None if the executor runs all of them."""
+
+    def ranks(self, replicas: int) -> range:
+        """The ranks of the replicas that the executor starts."""
+        return range(self.first_rank, self.first_rank + replicas)
 
     def environment(self, world_size: int) -> dict[str, str]:
-        """The variables that every replica gets."""
+        """The variables that every replica gets. `world_size` is the number of replicas that this executor starts; the
+        replicas of a part get the number of the whole run."""
+        replicas, world_size = world_size, world_size if self.world_size is None else self.world_size
         return {
             RUN_ID: self.run_id,
             STORE: self.store_uri,
             RENDEZVOUS: self.store_uri,
             WORLD_SIZE: str(world_size),
             **({LAUNCH: str(self.launch)} if self.launch > 1 else {}),
+            **({PART: f"{self.first_rank}:{replicas}"} if replicas != world_size else {}),
         }
 
     def native_name(self, *, limit: int = 63, reserve: int = 0) -> str:
-        """The name of this launch at a backend; see `names.native_name`. The name of launch 2 ends with `-launch2`."""
+        """The name of this launch at a backend; see `names.native_name`. The name of launch 2 ends with `-launch2`,
+        and the name of a part whose first rank is 3 with `-from3`."""
         suffix = f"-launch{self.launch}" if self.launch > 1 else ""
+        suffix += f"-from{self.first_rank}" if self.first_rank else ""
         return native_name(self.run_id, self.store_uri, limit=limit, reserve=reserve + len(suffix)) + suffix
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str]) -> tuple[RunContext, int] | None:
+        """The context of a replica with these variables, and the number of replicas that its executor started; None if
+        they are not those of a replica."""
+        if not {RUN_ID, STORE, WORLD_SIZE} <= variables.keys():
+            return None
+        world_size = int(variables[WORLD_SIZE])
+        first, _, count = variables.get(PART, "").partition(":")
+        launch = int(variables.get(LAUNCH, 1))
+        if not count:
+            return cls(variables[RUN_ID], variables[STORE], launch), world_size
+        return cls(variables[RUN_ID], variables[STORE], launch, int(first), world_size), int(count)
 
 
 def rank_environment(rank: int, rank_env: str = RANK) -> dict[str, str]:
     """The variables that only this rank gets."""
     return {RANK: str(rank), rank_env: str(rank)}
+
+
+def index_environment(context: RunContext, rank_env: str) -> dict[str, str]:
+    """Variables for a part whose service numbers the containers from 0: with them `global_rank` finds the rank."""
+    if not context.first_rank:
+        return {}
+    return {FIRST_RANK: str(context.first_rank), **({RANK_ENV: rank_env} if rank_env != RANK else {})}
+
+
+def global_rank(environ: MutableMapping[str, str]) -> None:
+    """Turn the number of this container in its part, if the service gave it as the rank, into the rank of the run."""
+    first, named = environ.pop(FIRST_RANK, None), environ.pop(RANK_ENV, RANK)
+    if first is None:
+        return
+    given = environ.get(RANK, "")
+    if not (first.isdecimal() and given.isdecimal()):
+        raise ConfigError(f"{FIRST_RANK}={first!r} and {RANK}={given!r} are not two whole numbers")
+    environ.update(rank_environment(int(first) + int(given), named))
 
 
 _KINDS = {
@@ -81,6 +158,8 @@ _KINDS = {
     ),
     "attempt": INDEX,
     "launch": COUNT,
+    "rounds_of": Kind("the number of a launch, or None", COUNT.fits, may_be_none=True),
+    "from_run": Kind("the id of a run, or None", a(str), may_be_none=True),
     "args": Kind("a mapping of names to values", a(Mapping)),
     "spool": Kind("a folder, or None", lambda value: isinstance(value, str | os.PathLike), may_be_none=True),
 }
@@ -98,6 +177,10 @@ class ReplicaContext:
     args: Mapping[str, Any] = field(default_factory=dict)
     spool: str | None = None
     launch: int = 1
+    rounds_of: int | None = None
+    """The launch whose rounds this one continues; None if this launch has rounds of its own."""
+    from_run: str | None = None
+    """The run whose agreed weights this run starts from; None if it starts from the weights of the code."""
 
     def __post_init__(self) -> None:
         check_fields(self, _KINDS)

@@ -1,21 +1,22 @@
 """Every exception Atoll raises, drawn as one tree. Exit codes of the command line are in brackets.
 
 AtollError
-├── ConfigError [2]            fix your input; nothing was started
+├── ConfigError [2]            fix your input; nothing was started (also a ValueError)
 │   ├── UsageError             the command line is not valid
 │   ├── InvalidSpec            one or more fields, each with its value and the rule it breaks
+│   │   └── EntryMissing       the module of the entry point has no such function (also a RuntimeError)
 │   ├── UnknownName            an executor, store, GPU or codec that does not exist; suggests a similar name
 │   ├── Unsupported            this backend cannot do this placement; every reason at once
-│   ├── MissingExtra           an optional package is not installed (also an ImportError)
+│   ├── MissingExtra           an optional package is not installed (also an ImportError and a RuntimeError)
 │   └── Conflict               this run id belongs to a run with other content or other settings
-├── BackendError [3]           the service that runs replicas refused or failed
+├── BackendError [3]           the service that runs replicas refused or failed (also a RuntimeError)
 │   ├── AuthError              credentials are missing, expired or not allowed to do this
 │   ├── CapacityError          no quota or no machines
 │   ├── SubmitError            starting failed half-way; .left_running names what could not be undone
 │   ├── StopFailed             not every replica could be stopped; .left_running names those that may still run
 │   ├── RunNotFound            the backend has no such run
 │   └── BackendUnavailable     no answer, throttled or broken; trying again may work
-├── StoreError [4]             the object store refused or failed
+├── StoreError [4]             the object store refused or failed (also a RuntimeError)
 │   ├── KeyNotFound            (also a FileNotFoundError)
 │   ├── KeyExists              (also a FileExistsError)
 │   ├── BadKey                 not a valid key (also a ValueError)
@@ -77,7 +78,7 @@ class AtollError(Exception):
         return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
 
 
-class ConfigError(AtollError):
+class ConfigError(AtollError, ValueError):
     """Your input has to change. Nothing was started."""
 
     exit_code = 2
@@ -98,6 +99,10 @@ class InvalidSpec(ConfigError):
         super().__init__(_listed(f"{what} is not valid", self.problems), hint=hint)
 
 
+class EntryMissing(InvalidSpec, RuntimeError):
+    """The module of the entry point has no such function."""
+
+
 class UnknownName(ConfigError):
     """A name that is not registered; the message suggests a similar one."""
 
@@ -112,11 +117,12 @@ class Unsupported(ConfigError):
     """A backend cannot do what the placement asks. `problems` has every reason."""
 
     def __init__(self, executor: str, run_id: str, problems: Sequence[str], *, hint: str | None = None) -> None:
-        self.executor, self.problems, self.fields = executor, tuple(problems), _fields(problems)
+        self.executor, self.run_id = executor, run_id
+        self.problems, self.fields = tuple(problems), _fields(problems)
         super().__init__(_listed(f"cannot plan run `{run_id}` on `{executor}`", self.problems), hint=hint)
 
 
-class MissingExtra(ConfigError, ImportError):
+class MissingExtra(ConfigError, ImportError, RuntimeError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, *, extra: str) -> None:
@@ -147,7 +153,7 @@ class Conflict(ConfigError):
         super().__init__(message, reason=reason, hint=hint or "choose another run id, or leave it out to get a new one")
 
 
-class BackendError(AtollError):
+class BackendError(AtollError, RuntimeError):
     """The service that runs replicas refused or failed."""
 
     exit_code = 3
@@ -217,7 +223,7 @@ class BackendUnavailable(BackendError):
     retryable = True
 
 
-class StoreError(AtollError):
+class StoreError(AtollError, RuntimeError):
     """The object store refused or failed."""
 
     exit_code = 4

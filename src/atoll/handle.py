@@ -20,10 +20,13 @@ class RunHandle:
     """The part of the backend that has the run: a host, a namespace, a region."""
     native_id: str
     replicas: int
+    first_rank: int = 0
+    """The rank of the first replica; above 0 for a later part of a run on several backends."""
 
     def __str__(self) -> str:
         scope, native = quote(self.scope, safe=""), quote(self.native_id, safe="/")
-        return f"{self.executor.replace('_', '-')}://{scope}/{native}?replicas={self.replicas}"
+        first = f"&first={self.first_rank}" if self.first_rank else ""
+        return f"{self.executor.replace('_', '-')}://{scope}/{native}?replicas={self.replicas}{first}"
 
     @classmethod
     def parse(cls, text: str) -> RunHandle:
@@ -33,12 +36,12 @@ class RunHandle:
         except ValueError:
             parts = urlsplit("")
         executor = parts.scheme.replace("-", "_")
-        replicas = parse_qs(parts.query).get("replicas", [""])[0]
+        query = parse_qs(parts.query)
+        replicas, first = query.get("replicas", [""])[0], query.get("first", ["0"])[0]
         scope, native = unquote(parts.netloc), unquote(parts.path.removeprefix("/"))
-        if not (
-            _EXECUTOR.match(executor) and native and replicas.isdecimal() and len(replicas) < 8 and int(replicas) > 0
-        ):
+        numbers = all(text.isdecimal() and len(text) < 8 for text in (replicas, first))
+        if not (_EXECUTOR.match(executor) and native and numbers and int(replicas) > 0):
             raise ConfigError(
                 f"`{text}` is not a run handle", hint="a handle looks like `local://host/exp-7f3k?replicas=4`"
             )
-        return cls(executor, scope, native, int(replicas))
+        return cls(executor, scope, native, int(replicas), int(first))

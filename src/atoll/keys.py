@@ -16,6 +16,10 @@ from atoll.names import key_name, run_id_problem
 
 _DIGEST = re.compile(r"[0-9a-f]{8,128}\Z")
 _START = re.compile(r"start/(\d{5,})\.(\d{3,})\.json\Z")
+_CANCELLED = re.compile(r"cancelled/(\d{5,})\.json\Z")
+_JOIN = re.compile(r"join/(\d{5,})\.json\Z")
+_STOP = re.compile(r"stop/(\d{5,})\.json\Z")
+_CALLS = re.compile(r"calls/(?:(sent|stop)/([0-9a-z]+)|(plan)(?:-\d{5,})?)\.json\Z")
 _OUTCOME = re.compile(r"outcome/(\d{5,})\.(\d{3,})\.json\Z")
 _CHECKPOINT = re.compile(r"checkpoints/(\d{5,})/(\d{10,})\Z")
 _LOG_CHUNK = re.compile(r"logs/(\d{5,})/(\d{3,})/(\d{15,})-(\d+)-(\d+)\Z")
@@ -85,8 +89,24 @@ class RunKeys:
     def run(self) -> str:
         return f"{self.run_prefix}run.json"
 
+    def origin(self) -> str:
+        """The weights of another run that this run starts from; written before `run.json`."""
+        return f"{self.run_prefix}origin.json"
+
+    def pruned(self) -> str:
+        """Created before all but the weights of the run is deleted."""
+        return f"{self.run_prefix}pruned.json"
+
+    def deleted(self) -> str:
+        """Created before the run is deleted, and deleted last."""
+        return f"{self.run_prefix}deleted.json"
+
     def intent(self) -> str:
         return f"{self._launch_prefix}intent.json"
+
+    def resume(self) -> str:
+        """Created before a launch that continues the rounds of an earlier one: what it runs, and where."""
+        return f"{self._launch_prefix}resume.json"
 
     def joined(self) -> str:
         """Created by a launcher that continues the launch of another launcher."""
@@ -97,12 +117,15 @@ class RunKeys:
         return f"{self._launch_prefix}handle.json"
 
     def start(self, rank: int, attempt: int) -> str:
-        """Created in the container of this attempt; so containers count attempts where the service does not."""
+        """Created in the container of this attempt; so containers count attempts where the service does not.
+
+        Attempt 0 is the claim of the rank; see `journal.Claim`.
+        """
         return f"{self.starts_prefix(rank)}{number(attempt, 3)}.json"
 
-    def starts_prefix(self, rank: int) -> str:
-        """The prefix of the attempts of one rank that began in containers."""
-        return f"{self.prefix}start/{number(rank, 5)}."
+    def starts_prefix(self, rank: int | None = None) -> str:
+        """The prefix of the attempts, of one rank or of all, that began in containers."""
+        return f"{self.prefix}start/" if rank is None else f"{self.prefix}start/{number(rank, 5)}."
 
     def parse_start(self, key: str) -> RankAttempt:
         """The inverse of `start`."""
@@ -110,6 +133,61 @@ class RunKeys:
 
     def cancelled(self) -> str:
         return f"{self._launch_prefix}cancelled.json"
+
+    def cancelled_ranks_prefix(self) -> str:
+        return f"{self._launch_prefix}cancelled/"
+
+    def cancelled_rank(self, rank: int) -> str:
+        """The record of a cancellation that concerns only this rank."""
+        return f"{self.cancelled_ranks_prefix()}{number(rank, 5)}.json"
+
+    def parse_cancelled_rank(self, key: str) -> int:
+        """The inverse of `cancelled_rank`."""
+        return self._numbers(_CANCELLED, key, self._launch_prefix)[0]
+
+    def join_parts_prefix(self) -> str:
+        return f"{self._launch_prefix}join/"
+
+    def join_part(self, first_rank: int) -> str:
+        """The ranks from this one on that wait for machines; see `replica/joined.py`."""
+        return f"{self.join_parts_prefix()}{number(first_rank, 5)}.json"
+
+    def parse_join_part(self, key: str) -> int:
+        """The inverse of `join_part`."""
+        return self._numbers(_JOIN, key, self._launch_prefix)[0]
+
+    def stops_prefix(self) -> str:
+        return f"{self._launch_prefix}stop/"
+
+    def stop(self, rank: int) -> str:
+        """A request to stop this rank, for a supervisor that looks for it; see `journal.record_stop`."""
+        return f"{self.stops_prefix()}{number(rank, 5)}.json"
+
+    def parse_stop(self, key: str) -> int:
+        """The inverse of `stop`."""
+        return self._numbers(_STOP, key, self._launch_prefix)[0]
+
+    def calls_prefix(self) -> str:
+        """The prefix of what is known about the native calls of this launch, where the service has no list of them."""
+        return f"{self._launch_prefix}calls/"
+
+    def calls_plan(self, first_rank: int = 0) -> str:
+        """The request of this launch; `first_rank` is that of a part of the run."""
+        return f"{self.calls_prefix()}plan{f'-{number(first_rank, 5)}' if first_rank else ''}.json"
+
+    def calls_sent(self, launcher: str) -> str:
+        """The calls that one launcher sends. `launcher` is a digest that no other launcher has."""
+        return f"{self.calls_prefix()}sent/{checked_digest(launcher)}.json"
+
+    def call_stop(self, rank: int) -> str:
+        return f"{self.calls_prefix()}stop/{number(rank, 5)}.json"
+
+    def parse_calls(self, key: str) -> tuple[str, str]:
+        """(`plan`, ""), or the folder below `calls/` and the name in it."""
+        found = _CALLS.match(key.removeprefix(self._launch_prefix)) if key.startswith(self._launch_prefix) else None
+        if found is None:
+            raise BadKey(key, f"not a record of a call in run `{self.run_id}`")
+        return found[1] or "plan", found[2] or ""
 
     def outcomes_prefix(self) -> str:
         return f"{self.prefix}outcome/"
@@ -156,8 +234,9 @@ class RunKeys:
         """The inverse of `log_chunk`."""
         return LogChunk(*self._numbers(_LOG_CHUNK, key))
 
-    def _numbers(self, pattern: re.Pattern[str], key: str) -> tuple[int, ...]:
-        found = pattern.match(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+    def _numbers(self, pattern: re.Pattern[str], key: str, prefix: str | None = None) -> tuple[int, ...]:
+        prefix = self.prefix if prefix is None else prefix
+        found = pattern.match(key.removeprefix(prefix)) if key.startswith(prefix) else None
         if found is None:
             raise BadKey(key, f"not a key of this kind in run `{self.run_id}`")
         return tuple(int(part) for part in found.groups())

@@ -60,16 +60,18 @@ class ReplicaOutcome:
     ended_at: float | None = None
     host: str | None = None
     last_lines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Parts of the returned value that are not JSON, so that `result` has their `repr`."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(replace(self, result=None)), "result": self.result}  # `asdict` would copy the result
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaOutcome:
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}  # a later version may have more fields
         known |= {"state": ReplicaState(data["state"]), "reason": Reason(data["reason"])}
         known["error"] = ErrorReport.from_json(data["error"]) if data.get("error") else None
-        known["last_lines"] = tuple(data.get("last_lines", ()))
+        known |= {name: tuple(data.get(name, ())) for name in ("last_lines", "warnings")}
         return cls(**known)
 
 
@@ -94,6 +96,11 @@ class RunResult:
         """The return value of each rank, in rank order."""
         return [outcome.result for outcome in self.outcomes]
 
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of all ranks, as lines of text."""
+        return warning_lines(self.outcomes)
+
     def failures(self) -> list[ReplicaOutcome]:
         """Outcomes of the ranks that did not succeed."""
         return [outcome for outcome in self.outcomes if outcome.state is not ReplicaState.SUCCEEDED]
@@ -103,7 +110,10 @@ class RunResult:
         failed = self.failures()
         if failed:
             text = failure_text(self.run_id, self.outcomes, rounds=self.rounds)
-            raise RunFailed(text, result=self, hint=failure_hint(self.run_id, failed, could_restart=self.could_restart))
+            hint = failure_hint(self.run_id, failed, could_restart=self.could_restart)
+            if self.rounds and not completion_text(self.outcomes, self.rounds):
+                hint += f"; `{resume_command(self.run_id)}` continues after round {self.rounds - 1}"
+            raise RunFailed(text, result=self, hint=hint)
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -118,28 +128,50 @@ def join(
     *,
     cancelled: str | None = None,
     over: Collection[int] = (),
+    writes_outcomes: bool = True,
 ) -> RunStatus:
     """The backend's status, corrected by the outcomes in the store.
 
     The store corrects two cases: the backend has no record (LOST), and a process ended with exit code 0 but wrote no
-    outcome. `cancelled` is the recorded reason of a cancellation: a replica that was preempted then counts as
-    cancelled, except for the ranks in `over`, which had ended before it.
+    outcome. The second is a success if the replicas run a program that writes no outcomes.
+
+    `cancelled` is the recorded reason of a cancellation: a replica that was preempted then counts as cancelled, except
+    for the ranks in `over`, which had ended before it.
     """
     return status.with_replicas(
-        _join_one(r, outcomes.get(r.rank), None if r.rank in over else cancelled) for r in status.replicas
+        _join_one(r, outcomes.get(r.rank), None if r.rank in over else cancelled, writes_outcomes)
+        for r in status.replicas
     )
 
 
-def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: str | None) -> ReplicaStatus:
+def with_cancelled_ranks(status: RunStatus, cancelled: Mapping[int, str]) -> RunStatus:
+    """The status with these ranks, which were cancelled while they ran, as cancelled unless they succeeded.
+
+    `cancelled` has the recorded reason of each.
+    """
+    return status.with_replicas(
+        replace(r, state=ReplicaState.CANCELLED, reason=Reason.CANCELLED, message=cancelled[r.rank])
+        if r.rank in cancelled and r.state in (ReplicaState.FAILED, ReplicaState.LOST)
+        else r
+        for r in status.replicas
+    )
+
+
+def _join_one(
+    replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled: str | None, writes_outcomes: bool
+) -> ReplicaStatus:
     if replica.state is ReplicaState.CANCELLED and cancelled not in (None, ON_REQUEST):
         return replace(replica, message=cancelled or "")  # the backend does not know the reason
     is_older = outcome is not None and outcome.attempt < replica.attempt
     has_failed = outcome is not None and outcome.state is ReplicaState.FAILED
-    if replica.state is ReplicaState.SUCCEEDED and (outcome is None or is_older or has_failed):
+    is_denied = outcome is None or is_older or has_failed
+    if replica.state is ReplicaState.SUCCEEDED and is_denied and writes_outcomes:
         message = "the process ended with exit code 0 but wrote no outcome to the store"
         why = f"{message}: {replica.message}" if replica.message else message
         return replace(replica, state=ReplicaState.FAILED, reason=Reason.NO_OUTCOME, message=why)
     if outcome is None or is_older:
+        if replica.state is ReplicaState.LOST and cancelled:  # the cancellation may have removed it from the backend
+            return replace(replica, state=ReplicaState.CANCELLED, reason=Reason.CANCELLED, message=cancelled)
         return replica
     if replica.state is ReplicaState.LOST:
         if cancelled and outcome.reason is Reason.PREEMPTED:
@@ -151,8 +183,10 @@ def _join_one(replica: ReplicaStatus, outcome: ReplicaOutcome | None, cancelled:
             message=outcome.message,
             exit_code=outcome.exit_code,
             attempt=outcome.attempt,
+            warnings=outcome.warnings,
         )
-    return replace(replica, attempt=outcome.attempt)  # supervisors in containers restart, and backends do not count
+    # Supervisors in containers restart, and backends do not count.
+    return replace(replica, attempt=outcome.attempt, warnings=outcome.warnings)
 
 
 def outcome_of(status: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaOutcome:
@@ -230,6 +264,13 @@ def again_text(outcomes: Iterable[ReplicaOutcome]) -> str:
     return text
 
 
+def resume_command(run_id: str) -> str:
+    """The command that continues a run that is over."""
+    import shlex
+
+    return f"atoll resume {shlex.quote(run_id)}"
+
+
 def failure_hint(run_id: str, failed: Sequence[ReplicaOutcome], *, could_restart: bool = False) -> str:
     """The command that shows the log of the rank that failed first, and options that avoid this."""
     import shlex
@@ -274,6 +315,15 @@ def _is_of(outcome: ReplicaOutcome, error_class: type[errors.AtollError]) -> boo
     module, _, kind = (outcome.error.type if outcome.error is not None else "").rpartition(".")
     found = getattr(errors, kind, None) if module == errors.__name__ else None
     return isinstance(found, type) and issubclass(found, error_class)
+
+
+def warning_lines(ends: Iterable[ReplicaOutcome | ReplicaStatus]) -> list[str]:
+    """Such as `ranks 0-3: result.model: a `Module` is not JSON; its repr is kept`: one line for equal warnings."""
+    ranks: dict[str, list[int]] = {}
+    for end in ends:
+        for warning in end.warnings:
+            ranks.setdefault(warning, []).append(end.rank)
+    return [f"{ranks_text(those)}: {warning}" for warning, those in ranks.items()]
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

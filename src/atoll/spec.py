@@ -1,25 +1,23 @@
 """RunSpec = Task (for the replicas) + Placement (for the executor): frozen, and checked when built.
 
 Every problem is reported at once, each with the field, the value and the rule. `Gpu` is a name and a count: `"H100:8"`,
-`"any:2"`. `Entry` is the code that a replica runs, as text that another process can import: `package.module:function`,
-`path/to/script.py` or `path/to/script.py:function`.
+`"any:2"`.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-import sys
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from atoll.context import RANK, RESERVED
+from atoll.entry import Entry as Entry
 from atoll.errors import InvalidSpec, UnknownName, did_you_mean
 from atoll.names import new_run_id, run_id_problem
+from atoll.validation import is_number
 
 DAY_S = 86_400.0
 ON_DEAD = ("fail", "wait")
@@ -54,13 +52,20 @@ KNOWN = [
     "T4",
     "V100",
 ]
-_LAUNCH_TAKES = ("on", "store", "args", "argv", "run_id", "workspace", "settings", "on_dead", "on_dead_after_s")
-_NEWER = ("on_dead", "on_dead_after_s")
+PART_FIELDS = ("gpu", "cpus", "memory_gib", "image", "env", "secrets")
+"""Fields of a placement that a part of a run may have its own values of."""
+_LAUNCH_TAKES = (
+    "on", "store", "args", "argv", "run_id", "workspace", "settings", "on_dead", "on_dead_after_s", "from_run",
+    "from_round", "max_cost",
+)  # fmt: skip
+_MOST_BITS = 1000
+"""A longer number is not shown; Python refuses to print very long ones."""
+_NEWER = ("on_dead", "on_dead_after_s", "optional_args", "program", "origin")
 """Fields of a task that the records of older runs do not have."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SECRET_LIKE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)\Z", re.I)
+SECRET_LIKE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)\Z", re.I)
+"""Names of variables whose values are taken for secrets."""
 _SECRET_REF = re.compile(r"[a-z][a-z0-9_-]*:.+\Z", re.S)
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Code:
     path: str | None = None
     """An additional folder to import from, if the entry point's module is not in `root`."""
     digest: str | None = None
+    files: Mapping[str, str] | None = field(default=None, hash=False)
+    """For code in place: the digest of each file that the entry point uses; None if they are not known."""
 
     @classmethod
     def in_place(cls, root: str, path: str | None = None) -> Code:
@@ -101,21 +108,51 @@ class Task:
     """`fail`: replicas end with `QuorumLost` when a round needs a rank that has been dead for `on_dead_after_s`.
     `wait`: they wait for it until the deadline of the round."""
     on_dead_after_s: float = ON_DEAD_AFTER_S
+    optional_args: tuple[str, ...] = ()
+    """Names in `args` that are left out if the function has no parameter of that name."""
+    program: tuple[str, ...] = ()
+    """The command of the image that runs instead of an entry point. It calls no function, so `entry` may be empty and
+    `args` are only a record. Its replicas write no outcomes."""
+    origin: Mapping[str, Any] | None = None
+    """The run, the round and the digest of the weights that the run starts from; None for those of the code."""
 
     def __post_init__(self) -> None:
         problems = list(_task_problems(self))
         if problems:
             raise InvalidSpec("task", problems)
 
+    @property
+    def title(self) -> str:
+        """What runs, in one line: the program or the entry point."""
+        return shlex.join(self.program) or self.entry
+
     def to_json(self) -> dict[str, Any]:
         """The task as JSON. Newer fields are left out if they have their default, so that older runs compare equal."""
         record = dict(asdict(self), args=dict(self.args), argv=list(self.argv))
-        return {name: value for name, value in record.items() if name not in _NEWER or value != getattr(Task, name)}
+        if self.code.files is None:
+            del record["code"]["files"]
+        shown = {name: value for name, value in record.items() if name not in _NEWER or value != getattr(Task, name)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
         newer = {name: data[name] for name in _NEWER if name in data}
+        newer |= {name: tuple(value) for name, value in newer.items() if isinstance(value, list)}
         return cls(data["entry"], data["args"], tuple(data["argv"]), Code(**data["code"]), **newer)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some replicas of a run, all on one backend. The ranks are given out in the order of the parts."""
+
+    on: str
+    replicas: int
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Fields of the placement that this part has its own values of; see `PART_FIELDS`."""
+
+    def to_json(self) -> dict[str, Any]:
+        own = {"overrides": dict(self.overrides)} if self.overrides else {}
+        return {"on": self.on, "replicas": self.replicas, **own}
 
 
 @dataclass(frozen=True)
@@ -137,8 +174,14 @@ class Placement:
     """Variable name -> reference such as `env:HF_TOKEN`; never the value."""
     rank_env: str = RANK
     """An additional variable that holds the rank, for code that expects another name."""
+    parts: tuple[Part, ...] = ()
+    """The parts of a run on several backends; empty if one backend has all replicas."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.parts, list | tuple):
+            given: Sequence[Any] = self.parts
+            made = tuple(Part(**part) if _is_part_record(part) else part for part in given)
+            object.__setattr__(self, "parts", made)
         if isinstance(self.gpu, str):
             try:
                 object.__setattr__(self, "gpu", Gpu.parse(self.gpu))
@@ -150,13 +193,27 @@ class Placement:
             raise InvalidSpec("placement", problems)
 
     def to_json(self) -> dict[str, Any]:
-        return dict(
-            asdict(self), gpu=str(self.gpu) if self.gpu else None, env=dict(self.env), secrets=dict(self.secrets)
-        )
+        """The placement as JSON. `parts` is left out if there are none, as in the records of older runs."""
+        record = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "parts"}
+        record |= {"gpu": str(self.gpu) if self.gpu else None, "env": dict(self.env), "secrets": dict(self.secrets)}
+        return {**record, **({"parts": [part.to_json() for part in self.parts]} if self.parts else {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Placement:
         return cls(**dict(data, gpu=Gpu.parse(data["gpu"]) if data["gpu"] else None))
+
+    def of_parts(self) -> list[tuple[int, Placement]]:
+        """The first rank and the placement of each part."""
+        found, first = [], 0
+        for part in self.parts:
+            found.append((first, replace(self, parts=(), replicas=part.replicas, **self._of_part(part))))
+            first += part.replicas
+        return found
+
+    def _of_part(self, part: Part) -> dict[str, Any]:
+        """The fields of which the part has its own values; variables and secrets are merged with those of all."""
+        tables = {"env": self.env, "secrets": self.secrets}
+        return {name: {**tables[name], **value} if name in tables else value for name, value in part.overrides.items()}
 
 
 @dataclass(frozen=True)
@@ -170,7 +227,7 @@ class RunSpec:
     @classmethod
     def build(
         cls,
-        entry: str | Callable[..., Any],
+        entry: str | Callable[..., Any] | Entry,
         *,
         run_id: str | None = None,
         args: Mapping[str, Any] | None = None,
@@ -178,6 +235,8 @@ class RunSpec:
         code: Code | None = None,
         on_dead: str = "fail",
         on_dead_after_s: float = ON_DEAD_AFTER_S,
+        optional_args: Sequence[str] = (),
+        program: Sequence[str] = (),
         **placement: Any,
     ) -> RunSpec:
         """Check everything, then raise every problem together or return the spec."""
@@ -185,9 +244,20 @@ class RunSpec:
         run_id = new_run_id() if run_id is None else run_id
         if problem := run_id_problem(run_id):
             problems.append(_problem("run_id", run_id, problem))
-        text = _collect(problems, lambda: _entry_text(entry)) or "unknown.py"  # so that the rest is checked, too
+        is_parsed = not (program and isinstance(entry, str))
+        text = _collect(problems, lambda: _entry_text(entry)) if is_parsed else str(entry)
         task = _collect(
-            problems, lambda: Task(text, args or {}, tuple(argv), code or Code.image(), on_dead, on_dead_after_s)
+            problems,
+            lambda: Task(
+                "unknown.py" if text is None else text,  # so that the rest is checked, too
+                args or {},
+                tuple(argv),
+                code or Code.image(),
+                on_dead,
+                on_dead_after_s,
+                tuple(optional_args),
+                tuple(program),
+            ),
         )
         known = [each.name for each in fields(Placement)]
         problems += [_unknown(name, known) for name in placement if name not in known]
@@ -227,135 +297,6 @@ class Gpu:
         return cls(spelled[plain], int(count) if count else 1)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A parsed entry point. Exactly one of `module` and `script` is set; only a script may have no function."""
-
-    module: str | None
-    script: str | None
-    function: str | None
-
-    def __str__(self) -> str:
-        place = self.module or self.script or ""
-        return f"{place}:{self.function}" if self.function else place
-
-    @classmethod
-    def parse(cls, text: str) -> Entry:
-        """Parse one of the three forms; `ValueError` shows them."""
-        place, colon, function = text.rpartition(":") if ":" in text else (text, "", "")
-        if colon and not function.isidentifier():
-            raise ValueError(f"`{function}` after the last `:` is not a function name")
-        if place.endswith(".py"):
-            return cls(None, place, function or None)
-        if not _MODULE.match(place):
-            raise ValueError("write `package.module:function`, `script.py` or `script.py:function`")
-        if not function:
-            raise ValueError(f"which function of `{place}`? write `{place}:function`")
-        return cls(place, None, function)
-
-    @classmethod
-    def of(cls, target: str | Callable[..., Any]) -> Entry:
-        """The entry point for a text or a callable; `ValueError` if another process could not import it."""
-        return cls.parse(target) if isinstance(target, str) else _of_callable(target)
-
-
-def unfit(name: str, kind: str, module: str = "") -> str:
-    """Why `name`, which is a `class`, `async`, … or an object of the type `kind`, cannot be an entry point."""
-    match kind:
-        case "class":
-            return f"`{name}` is a class; an entry point is a function: define one that makes and uses `{name}(…)`"
-        case "async":
-            return f"`{name}` is `async`; an entry point is a plain function: define one with `asyncio.run({name}(…))`"
-        case "generator function":
-            return f"`{name}` has a `yield`, so calling it runs nothing; an entry point returns its result"
-        case "module":
-            return f"`{name}` is a module; name a function of it: `{module or name}:function`"
-        case _:
-            return f"`{name}` is of type `{kind}`; an entry point is a function"
-
-
-def object_problem(found: object, name: str) -> str | None:
-    """Why this object cannot be an entry point; None if it can: it is called like a function."""
-    import inspect
-
-    if isinstance(found, type):
-        return unfit(name, "class")
-    if inspect.ismodule(found):
-        return unfit(name, "module", found.__name__)
-    if not callable(found):
-        return unfit(name, type(found).__name__)
-    called = (found, type(found).__call__)
-    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
-        return unfit(name, "async")
-    return unfit(name, "generator function") if any(map(inspect.isgeneratorfunction, called)) else None
-
-
-def _of_callable(function: Callable[..., Any]) -> Entry:
-    if problem := object_problem(function, getattr(function, "__name__", "entry")):
-        raise ValueError(problem)
-    if isinstance(function, partial):
-        raise ValueError("a `partial` has no name to import it by; give the function, and its arguments as `args`")
-    name = getattr(function, "__qualname__", None)
-    module_name = getattr(function, "__module__", None)
-    if name is None or module_name is None or hasattr(function, "__self__"):
-        raise ValueError("only a plain function can be imported by another process; define one at module level")
-    if name == "<lambda>":
-        raise ValueError("a lambda has no name to import it by; define a function at module level")
-    if "<locals>" in name or "." in name:
-        raise ValueError(f"`{name}` is defined inside a function or class; move it to module level")
-    module = sys.modules.get(module_name)
-    if module is None or getattr(module, name, None) is not function:
-        raise ValueError(f"`{module_name}.{name}` is not this function, so another process could not find it")
-    if module_name != "__main__":
-        return Entry(module_name, None, name)
-    if (spec := getattr(module, "__spec__", None)) is not None:
-        return Entry(spec.name, None, name)  # `python -m package.module`: its imports may be relative
-    script = getattr(module, "__file__", None)
-    if script is None:
-        raise ValueError(f"`{name}` is defined in an interactive session; put it in a file")
-    return Entry(None, os.path.abspath(script), name)
-
-
-_is_loading = False
-_script: str | None = None
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """A replica imports user code inside this block."""
-    global _is_loading
-    _is_loading = True
-    try:
-        yield
-    finally:
-        _is_loading = False
-
-
-def playing(script: str) -> None:
-    """Record that this replica runs this script as its main program."""
-    global _script
-    _script = os.path.realpath(script)
-
-
-def own_script(entry: str | Callable[..., Any]) -> str | None:
-    """The script that this replica runs, if it is about to launch itself or one of its own functions."""
-    if _script is None:
-        return None
-    from importlib.util import find_spec
-
-    try:
-        found = Entry.of(entry)
-        file = found.script or getattr(find_spec(found.module or ""), "origin", None)
-    except (ValueError, TypeError, ImportError):
-        return None  # the launch refuses it with a better message
-    return _script if file is not None and os.path.realpath(file) == _script else None
-
-
-def is_loading() -> bool:
-    """Whether a replica is importing user code. A launch during the import would repeat in each new replica."""
-    return _is_loading
-
-
 def json_problems(value: object, where: str) -> Iterator[str]:
     """The parts of `value` that JSON would change or cannot hold."""
     if value is None or isinstance(value, bool | int | str):
@@ -377,11 +318,12 @@ def json_problems(value: object, where: str) -> Iterator[str]:
         yield _problem(where, value, rule)
 
 
-def _entry_text(entry: str | Callable[..., Any]) -> str:
+def _entry_text(entry: str | Callable[..., Any] | Entry) -> str:
     try:
         return str(Entry.of(entry))
     except ValueError as exc:
-        raise InvalidSpec("task", [_problem("entry", entry, str(exc))]) from exc
+        shown = str(entry) if isinstance(entry, Entry) else entry
+        raise InvalidSpec("task", [_problem("entry", shown, str(exc))]) from exc
 
 
 def _task_problems(task: Task) -> Iterator[str]:
@@ -389,8 +331,11 @@ def _task_problems(task: Task) -> Iterator[str]:
         yield _problem("on_dead", task.on_dead, f"one of {', '.join(f'`{word}`' for word in ON_DEAD)}")
     if not (_is_number(task.on_dead_after_s) and task.on_dead_after_s >= 0):
         yield _problem("on_dead_after_s", task.on_dead_after_s, "a number of seconds, 0 or more")
+    if task.program:
+        yield from _program_problems(task)
+        return
     try:
-        entry = Entry.parse(task.entry)
+        entry = Entry.of_record(task.entry)
     except (ValueError, TypeError) as exc:
         yield _problem("entry", task.entry, str(exc))
         return
@@ -398,14 +343,31 @@ def _task_problems(task: Task) -> Iterator[str]:
         yield _problem("args", task.args, "arguments are a mapping of names to JSON values")
         return
     yield from json_problems(task.args, "args")
-    if entry.function and task.argv:
+    if task.argv and not entry.is_program:
         yield _problem("argv", list(task.argv), "a function takes `args`; words after `--` are for a script")
-    if entry.function:
+    if not entry.is_program:
         for name in task.args:
             if isinstance(name, str) and not name.isidentifier():
                 yield _problem("args", name, "not a Python name, so it cannot be an argument")
-    if not all(isinstance(word, str) for word in task.argv):
-        yield _problem("argv", list(task.argv), "every word is a text")
+    for name, words in (("argv", task.argv), ("optional_args", task.optional_args)):
+        if not all(isinstance(word, str) for word in words):
+            yield _problem(name, list(words), "every word is a text")
+
+
+def _program_problems(task: Task) -> Iterator[str]:
+    words = list(task.program)
+    if not all(isinstance(word, str) and "\0" not in word for word in words) or not words[0]:
+        yield _problem("program", words, "a command: the name of a program, then its arguments, as texts without NUL")
+    elif task.code.kind != "image":
+        yield _problem(
+            "program", words, "only an image has a program of its own, and these replicas run no image's code"
+        )
+    if task.argv:
+        yield _problem("argv", list(task.argv), "words are for a script; write them in `program`")
+    if isinstance(task.args, Mapping):
+        yield from json_problems(task.args, "args")
+    else:
+        yield _problem("args", task.args, "arguments are a mapping of names to JSON values")
 
 
 def _placement_problems(p: Placement) -> Iterator[str]:
@@ -427,6 +389,34 @@ def _placement_problems(p: Placement) -> Iterator[str]:
     if not isinstance(p.rank_env, str) or not _ENV_NAME.match(p.rank_env) or p.rank_env in RESERVED[1:]:
         yield _problem("rank_env", p.rank_env, "a variable name that Atoll does not use for something else")
     yield from _environment_problems(p)
+    yield from _part_problems(p)
+
+
+def _is_part_record(part: Any) -> bool:
+    """Whether this is a part as JSON."""
+    return isinstance(part, Mapping) and {"on", "replicas"} <= part.keys() <= {"on", "replicas", "overrides"}
+
+
+def _part_problems(p: Placement) -> Iterator[str]:
+    if not isinstance(p.parts, tuple) or not all(isinstance(part, Part) for part in p.parts):
+        yield _problem("parts", p.parts, "a list of parts, each with `on` and `replicas`")
+        return
+    for part in p.parts:
+        if not isinstance(part.on, str) or not part.on:
+            yield _problem("parts", part.on, "the name of a backend")
+        if not isinstance(part.replicas, int) or isinstance(part.replicas, bool) or part.replicas < 1:
+            yield _problem("parts", f"{part.on}:{part.replicas}", "the number of replicas of a part is at least 1")
+            return
+        if not isinstance(part.overrides, Mapping) or not set(part.overrides) <= set(PART_FIELDS):
+            yield _problem("parts", part.overrides, f"a part can have its own {', '.join(PART_FIELDS)}")
+            continue
+        try:
+            Placement(**part.overrides)
+        except InvalidSpec as exc:
+            yield from (f"{part.on}.{problem}" for problem in exc.problems)
+    count = sum(part.replicas for part in p.parts)
+    if p.parts and count != p.replicas:
+        yield _problem("replicas", p.replicas, f"the parts have {count} together; leave it out, or change a part")
 
 
 def _environment_problems(p: Placement) -> Iterator[str]:
@@ -444,7 +434,7 @@ def _environment_problems(p: Placement) -> Iterator[str]:
                 yield f"{where}: the value is a text without NUL"
             elif field_name == "secrets" and not _SECRET_REF.match(value):
                 yield f"{where}: a secret is a reference such as `env:{name}`, never the value"
-            elif field_name == "env" and _SECRET_LIKE.search(name):
+            elif field_name == "env" and SECRET_LIKE.search(name):
                 yield f"{where}: looks like a secret; pass it by reference: secrets={{`{name}`: `env:{name}`}}"
     if isinstance(p.env, Mapping) and isinstance(p.secrets, Mapping):
         for name in sorted(set(p.env) & set(p.secrets)):
@@ -467,7 +457,7 @@ def _unknown(name: str, placement: Sequence[str]) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value)
 
 
 def _is_positive(value: Any) -> bool:
@@ -475,7 +465,10 @@ def _is_positive(value: Any) -> bool:
 
 
 def _problem(where: str, value: object, rule: str) -> str:
-    shown = value if isinstance(value, str) else repr(value)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"{where}: {rule}, not a number of {value.bit_length()} bits"
+    is_wrong_kind = isinstance(value, str) and rule.startswith(("a whole number", "a number"))
+    shown = value if isinstance(value, str) and not is_wrong_kind else repr(value)
     return f"{where}=`{shown if len(shown) <= 80 else shown[:77] + '…'}`: {rule}"
 
 

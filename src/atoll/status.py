@@ -44,6 +44,8 @@ class Reason(StrEnum):
     QUOTA = "quota"
     IMAGE = "image"
     UNSCHEDULABLE = "unschedulable"
+    CONFIG = "config"
+    """The backend cannot start the replica as it is configured: a secret is missing, or a policy forbids it."""
     CANCELLED = "cancelled"
     STOPPING = "stopping"
     """The backend is ending the replica, on request or at its time limit."""
@@ -96,15 +98,21 @@ class ReplicaStatus:
     started_at: float | None = None
     ended_at: float | None = None
     progress: Progress = Progress()
+    warnings: tuple[str, ...] = ()
+    """The warnings of the rank's outcome; only a run that has ended has them."""
+    backend: str | None = None
+    """The backend that has this replica, if the run is on several; None if all replicas are on one."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ReplicaStatus:
-        known = dict(data, state=ReplicaState(data["state"]), reason=Reason(data["reason"]))
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}  # a later version may have more fields
+        known |= {"state": ReplicaState(data["state"]), "reason": Reason(data["reason"])}
+        known["warnings"] = tuple(data.get("warnings", ()))
         progress = data.get("progress", {})
-        names = (f.name for f in fields(Progress) if f.name in progress)  # a later version may have more fields
+        names = (f.name for f in fields(Progress) if f.name in progress)
         known["progress"] = Progress(**{name: progress[name] for name in names})
         return cls(**known)
 

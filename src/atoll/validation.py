@@ -121,7 +121,7 @@ def a_table_of(value: Kind, key: Kind | None = None) -> Kind:
 
 COUNT = Kind("a whole number from 1", is_count)
 INDEX = Kind("a whole number from 0", lambda value: is_whole(value) and value >= 0)
-SWITCH = Kind("True or False", a(bool))
+SWITCH = Kind("true or false", a(bool))
 SECONDS = Kind("seconds, 0 or more", lambda value: is_number(value) and value >= 0)
 SECONDS_ABOVE_0 = Kind("seconds above 0", lambda value: is_number(value) and value > 0)
 TEXT = Kind("a text that is not empty", is_text)
@@ -186,9 +186,20 @@ def check_settings(
     return values
 
 
+def setting_names(adapter: Any) -> set[str]:
+    """The names of the settings of an executor's class."""
+    own = getattr(adapter, "settings_class", None)
+    owners = [adapter] if own is None else [adapter, own]
+    found = (p for owner in owners for p in signature(owner).parameters.values())
+    return {p.name for p in found if p.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)}
+
+
 def settings_hint(executor: str) -> str:
     """Where a user sets what an executor needs."""
-    return f"set it with `--setting NAME=VALUE`, below `[executors.{executor}]` in atoll.toml, or with `settings=`"
+    return (
+        f"set it with `--setting NAME=VALUE` (`--set {executor}.NAME=VALUE` in a run on several backends), below "
+        f"`[executors.{executor}]` in atoll.toml, or with `settings=`"
+    )
 
 
 def annotated_kinds(owner: Callable[..., Any]) -> dict[str, Kind]:
@@ -207,7 +218,7 @@ def annotated_kinds(owner: Callable[..., Any]) -> dict[str, Kind]:
 def _only_python(owners: Sequence[Callable[..., Any]]) -> set[str]:
     """Parameters that take objects, which no configuration file can give."""
     rules = {name: kind for owner in owners for name, kind in annotated_kinds(owner).items()}
-    return {name for name, kind in rules.items() if kind in (OBJECT, FUNCTION, CLOCK)}
+    return {name for name, kind in rules.items() if kind._replace(may_be_none=False) in (OBJECT, FUNCTION, CLOCK)}
 
 
 def _name_problems(owners: Sequence[Callable[..., Any]], named: Mapping[str, Any]) -> list[str]:

@@ -43,6 +43,7 @@ class Toy:
     rounds: int = 3
     attempt: int = 0
     launch: int = 1
+    rounds_of: int | None = None
     codec: str = "fp32"
     quorum: Quorum = field(default_factory=lambda: Quorum(deadline_s=600.0))
     tuning: Tuning = FAST
@@ -70,8 +71,9 @@ class Toy:
     def protocol(self) -> RoundSteps:
         return RoundSteps(
             self.run_id, self.rank, self.world_size,
-            layouts=[self.layout], attempt=self.attempt, launch=self.launch, codec_name=self.codec, chunk=self.chunk,
-            quorum=self.quorum, tuning=self.tuning, clock=self.clock, settings=self.settings, lease_s=self.lease_s,
+            layouts=[self.layout], attempt=self.attempt, launch=self.launch, rounds_of=self.rounds_of,
+            codec_name=self.codec, chunk=self.chunk, quorum=self.quorum, tuning=self.tuning, clock=self.clock,
+            settings=self.settings, lease_s=self.lease_s,
             rng=random.Random(f"{self.seed}.{self.rank}.{self.attempt}"),
         )  # fmt: skip
 

@@ -160,6 +160,74 @@ def test_a_rank_that_is_replaced_in_time_is_alive() -> None:
     assert all(commit.ranks == (0, 1, 2) for commit in commits(store))
 
 
+def cancelled(store: MemoryStore, rank: int) -> None:
+    store.create(KEYS.cancelled_rank(rank), json.dumps({"why": "cancelled on request", "was_over": False}).encode())
+
+
+@pytest.mark.parametrize("records", ["none", "a heartbeat that goes on", "preempted, with restarts left", "cancelled"])
+def test_a_cancelled_rank_is_dead_at_once_whatever_its_records_say(records: str) -> None:
+    clock, store = FakeClock(), launched(3, max_restarts=5)
+    simulation = survivors(clock, store, 0, 1)
+    if records == "a heartbeat that goes on":
+        simulation.start("machine of rank 2", beating(clock, 2, until=100.0), store)
+    elif records == "cancelled":
+        ended(store, 2, state="cancelled", message="cancelled on request")
+    elif records != "none":
+        ended(store, 2, reason="preempted")
+    if records != "cancelled":
+        cancelled(store, 2)
+    for error in errors(simulation):
+        assert (error.reason, error.dead, error.missing, error.timed_out) == ("dead", (2,), (2,), False)
+        assert "rank 2" in error.message
+        assert "cancelled" in error.message
+        assert "--max-restarts" not in str(error.hint), "a restart does not bring back a cancelled rank"
+    assert clock.monotonic() <= 110.0 if records == "a heartbeat that goes on" else clock.monotonic() <= 20.0
+
+
+def test_a_rank_that_is_cancelled_while_the_others_wait_ends_them() -> None:
+    clock, store = FakeClock(), launched(3)
+    simulation = survivors(clock, store, 0, 1)
+    simulation.start("machine of rank 2", beating(clock, 2, until=200.0), store)
+    simulation.run(until=lambda: clock.monotonic() > 100.0)
+    cancelled(store, 2)
+    simulation.run(until=lambda: clock.monotonic() > 120.0)
+    found = [simulation.tasks[name].error for name in ("r0", "r1")]
+    assert [error.dead for error in found if isinstance(error, QuorumLost)] == [(2,), (2,)]
+
+
+def test_a_cancelled_rank_is_waited_for_where_the_run_says_so() -> None:
+    clock, store = FakeClock(), launched(3, on_dead="wait")
+    cancelled(store, 2)
+    for error in errors(survivors(clock, store, 0, 1)):
+        assert (error.dead, error.missing, error.timed_out) == ((), (2,), True)
+
+
+def test_a_quorum_that_can_go_on_goes_on_without_a_cancelled_rank() -> None:
+    clock, store = FakeClock(), launched(3)
+    cancelled(store, 2)
+    simulation = survivors(clock, store, 0, 1, policy=at_least(2, grace_s=20.0, deadline_s=LONG))
+    simulation.run()
+    assert len(set(simulation.results().values())) == 1
+    assert all(commit.ranks == (0, 1) for commit in commits(store))
+
+
+def test_the_cancellation_of_a_rank_of_an_earlier_launch_says_nothing_about_this_one() -> None:
+    clock, store = FakeClock(), launched(3)
+    cancelled(store, 2)
+    for error in errors(survivors(clock, store, 0, 1, launch=2)):
+        assert (error.dead, error.timed_out) == ((), True)
+
+
+def test_a_store_that_hides_the_records_of_cancellations_hides_no_death() -> None:
+    def refuse(_clock: FakeClock, key: str) -> None:
+        if "/cancelled/" in key:
+            raise StoreRefused(f"no permission for {key}")
+
+    clock, store = FakeClock(), launched(3)
+    ended(store, 2)
+    assert [error.dead for error in errors(survivors(clock, broken(refuse, clock, store), 0))] == [(2,)]
+
+
 @pytest.mark.parametrize(
     ("of_run", "of_quorum"),
     [({"on_dead": "wait"}, {}), ({}, {"on_dead": "wait"}), ({"on_dead": "wait"}, {"on_dead": "wait"})],
@@ -251,7 +319,7 @@ def test_records_are_read_only_during_a_long_wait_and_at_a_slow_rate() -> None:
 def broken(fault: Callable[[FakeClock, str], None], clock: FakeClock, store: MemoryStore) -> MemoryStore:
     class Broken(MemoryStore):
         def get(self, key: str, **span: Any) -> Any:
-            if key.startswith(RECORDS[1:]):
+            if key.startswith((*RECORDS[1:], KEYS.cancelled_ranks_prefix())):
                 fault(clock, key)
             return store.get(key, **span)
 

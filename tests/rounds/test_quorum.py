@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rounds_simulator import Simulation
-from rounds_toy import Toy, commits, events, run_all
+from rounds_toy import Toy, commits, events, fault_free, run_all
 
 from atoll.errors import Conflict, CorruptUpdate, LeftBehind, QuorumLost, RoundError
 from atoll.rounds import quorum
@@ -143,6 +143,32 @@ def test_a_commit_names_the_ranks_that_were_decided_and_no_others(monkeypatch: p
     assert any(left_out)
     assert [commit.ranks for commit in commits(store)] == [(0, 2)] * 3
     assert {event["rank"] for event in events(store) if event["event"] == "rank_late"} == {1}
+
+
+@pytest.mark.parametrize("quorum", [Quorum(deadline_s=600.0), at_least(1, grace_s=100.0)])
+def test_a_replica_that_left_in_an_earlier_launch_is_waited_for(quorum: Quorum) -> None:
+    clock, store = FakeClock(), MemoryStore()
+
+    def run_and_leave(toy: Toy):
+        protocol = toy.protocol()
+        yield from protocol.join(toy.initial())
+        yield from protocol.leave()
+
+    toys = [Toy(rank, 2, clock, quorum=quorum) for rank in range(2)]
+    simulation = Simulation(clock)
+    for toy in toys:
+        simulation.start(f"launch 1 of {toy.rank}", run_and_leave(toy), store)
+    simulation.run()
+    resumed = [toy.again(launch=2, rounds_of=1) for toy in toys]
+    simulation.start("r0", resumed[0].train(), store)
+    simulation.run(until=lambda: clock.monotonic() > 50.0)
+    assert commits(store) == []
+    simulation.start("r1", resumed[1].train(), store)
+    simulation.run()
+    assert {name: task.value for name, task in simulation.tasks.items() if name in ("r0", "r1")} == {
+        "r0": fault_free(toys),
+        "r1": fault_free(toys),
+    }
 
 
 def test_a_replica_that_left_is_not_waited_for() -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.context import ReplicaContext, RunContext, rank_environment
+from atoll.context import ReplicaContext, RunContext, global_rank, index_environment, rank_environment
 from atoll.errors import ConfigError, InvalidSpec
+from atoll.handle import RunHandle
 
 
 def test_what_the_launcher_writes_the_replica_reads():
@@ -121,3 +122,46 @@ def test_log_outside_a_run_is_quiet():
     context = ReplicaContext("r", 0, 1, "memory://log-outside")
     context.log(loss=1.0)
     assert list(context.store.list()) == []
+
+
+def test_a_part_has_the_ranks_and_the_size_of_the_whole_run() -> None:
+    part = RunContext("exp", "s3://bucket", first_rank=2, world_size=5)
+    assert list(part.ranks(3)) == [2, 3, 4]
+    variables = part.environment(3)
+    assert (variables["WORLD_SIZE"], variables["ATOLL_PART"]) == ("5", "2:3")
+    assert RunContext.from_variables(variables) == (part, 3)
+    whole = RunContext("exp", "s3://bucket", launch=2)
+    assert "ATOLL_PART" not in whole.environment(3)
+    assert RunContext.from_variables(whole.environment(3)) == (whole, 3)
+    assert RunContext.from_variables({}) is None
+
+
+def test_the_native_names_of_parts_and_launches_are_distinct() -> None:
+    contexts = [RunContext("a" * 128, "s3://b", launch, first) for launch in (1, 2) for first in (0, 3, 12)]
+    names = {context.native_name(limit=40, reserve=5) for context in contexts}
+    assert len(names) == 6
+    assert max(map(len, names)) <= 35
+
+
+def test_a_container_of_a_later_part_adds_its_first_rank_once() -> None:
+    part = RunContext("exp", "s3://bucket", first_rank=2, world_size=5)
+    environ = {"REPLICA_RANK": "1", "INDEX": "1", **index_environment(part, "INDEX")}
+    global_rank(environ)
+    assert environ == {"REPLICA_RANK": "3", "INDEX": "3"}
+    global_rank(environ)
+    assert environ == {"REPLICA_RANK": "3", "INDEX": "3"}
+    assert index_environment(RunContext("exp", "s3://bucket"), "INDEX") == {}
+
+
+def test_a_first_rank_without_a_rank_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        global_rank({"ATOLL_FIRST_RANK": "2", "REPLICA_RANK": "x"})
+
+
+def test_a_handle_of_a_later_part_says_its_first_rank() -> None:
+    handle = RunHandle("modal", "main/atoll", "s3://bucket/1/exp", 2, first_rank=3)
+    assert str(handle).endswith("?replicas=2&first=3")
+    assert RunHandle.parse(str(handle)) == handle
+    assert "first" not in str(RunHandle("local", "host", "tmp/exp", 2))
+    with pytest.raises(ConfigError):
+        RunHandle.parse("local://host/exp?replicas=2&first=-1")

@@ -9,7 +9,7 @@ import pytest
 from atoll import journal
 from atoll.errors import Conflict, RunNotFound
 from atoll.handle import RunHandle
-from atoll.journal import Cancel
+from atoll.journal import Cancel, RankCancel
 from atoll.keys import RunKeys
 from atoll.registry import open_store
 from atoll.rounds.keys import RoundKeys
@@ -88,6 +88,20 @@ def test_of_two_who_cancel_a_run_the_first_says_why_and_who_had_ended_before(mem
 def test_a_request_to_stop_that_says_no_more_was_somebodys_wish(memory):
     memory.put(RunKeys("r").cancelled(), b'{"at": 1.0}')
     assert journal.read_cancel(memory, "r") == Cancel(ON_REQUEST)
+
+
+def test_ranks_are_cancelled_one_by_one_and_the_first_record_of_each_counts(memory):
+    assert journal.read_rank_cancels(memory, "r") == {}
+    journal.record_rank_cancel(memory, "r", 2, RankCancel("a reason", True))
+    journal.record_rank_cancel(memory, "r", 2, RankCancel())
+    journal.record_rank_cancel(memory, "r", 10, RankCancel())
+    journal.record_rank_cancel(memory, "r", 0, RankCancel(), launch=2)
+    assert journal.read_rank_cancels(memory, "r") == {2: RankCancel("a reason", True), 10: RankCancel(ON_REQUEST)}
+    assert journal.read_rank_cancels(memory, "r", launch=2) == {0: RankCancel()}
+    assert not journal.is_cancelled(memory, "r")
+    assert [journal.is_rank_cancelled(memory, "r", rank) for rank in (0, 2)] == [False, True]
+    memory.put(RunKeys("r").cancelled_rank(3), b'{"at": 1.0}')
+    assert journal.read_rank_cancels(memory, "r")[3] == RankCancel(ON_REQUEST, False)
 
 
 def test_the_first_decision_of_a_launch_counts(memory):

@@ -20,6 +20,8 @@ def test_names_are_the_documented_ones() -> None:
     assert KEYS.run() == "runs/exp-1/run.json"
     assert KEYS.intent() == "runs/exp-1/launch/intent.json"
     assert KEYS.handle() == "runs/exp-1/launch/handle.json"
+    assert KEYS.cancelled_rank(3) == "runs/exp-1/launch/cancelled/00003.json"
+    assert RunKeys("exp-1", 2).cancelled_rank(3) == "runs/exp-1/launch/2/cancelled/00003.json"
     assert KEYS.outcome(3, 1) == "runs/exp-1/outcome/00003.001.json"
     assert KEYS.result(3, 1) == "runs/exp-1/result/00003.001.json"
     assert KEYS.beat(3) == "runs/exp-1/beat/00003.json"
@@ -41,6 +43,14 @@ def test_outcomes_parse_back(rank: int, attempt: int) -> None:
     key = KEYS.outcome(rank, attempt)
     assert KEYS.parse_outcome(key) == RankAttempt(rank, attempt)
     assert key.startswith(KEYS.outcomes_prefix())
+
+
+@given(whole, st.integers(min_value=1, max_value=20))
+def test_cancelled_ranks_parse_back(rank: int, launch: int) -> None:
+    keys = RunKeys("exp-1", launch)
+    key = keys.cancelled_rank(rank)
+    assert keys.parse_cancelled_rank(key) == rank
+    assert key.startswith(keys.cancelled_ranks_prefix())
 
 
 def test_log_chunks_sort_by_offset() -> None:

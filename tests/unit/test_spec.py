@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import atoll
+from atoll.entry import Entry
 from atoll.errors import InvalidSpec
 from atoll.spec import _LAUNCH_TAKES, Code, Gpu, Placement, RunSpec, Task
 
@@ -194,4 +195,38 @@ def test_specs_are_frozen():
 
 def test_a_task_built_by_hand_is_checked_too():
     with pytest.raises(InvalidSpec):
-        Task("nowhere")
+        Task("no where")
+
+
+@pytest.mark.parametrize("name", ["train", "pkg.train", "pkg.train.main"])
+def test_a_dotted_name_is_an_entry_of_a_record_and_no_text_of_a_user(name):
+    built = RunSpec.build(Entry(dotted=name), args={"lr": 1.0})
+    assert built.task.entry == name
+    assert RunSpec.from_json(built.to_json()) == built
+    assert Entry.of_record(name) == Entry(dotted=name)
+    with pytest.raises(InvalidSpec) as caught:
+        RunSpec.build(name)
+    assert caught.value.fields == ("entry",)
+
+
+@pytest.mark.parametrize("name", ["train.py", "pkg..fn", "a b", "pkg.mod:fn", ""])
+def test_an_entry_whose_text_would_mean_something_else_is_refused(name):
+    with pytest.raises(InvalidSpec) as caught:
+        RunSpec.build(Entry(dotted=name))
+    assert caught.value.fields == ("entry",)
+
+
+def test_a_dotted_name_takes_arguments_and_no_words():
+    with pytest.raises(InvalidSpec) as caught:
+        RunSpec.build(Entry(dotted="pkg.train"), args={"not a name": 1}, argv=["--lr"])
+    assert set(caught.value.fields) == {"args", "argv"}
+
+
+def test_optional_arguments_are_in_the_record_only_if_there_are_some():
+    built = RunSpec.build("train:main", args={"rank_env": "RANK"}, optional_args=["rank_env"])
+    assert built.task.to_json()["optional_args"] == ["rank_env"]
+    assert RunSpec.from_json(json.loads(json.dumps(built.to_json()))) == built
+    assert "optional_args" not in Task("train:main").to_json()
+    with pytest.raises(InvalidSpec) as caught:
+        RunSpec.build("train:main", optional_args=[1])  # type: ignore[list-item]
+    assert caught.value.fields == ("optional_args",)

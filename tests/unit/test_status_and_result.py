@@ -118,8 +118,8 @@ def test_a_timeout_is_not_restarted():
 
 def test_without_a_supervisor_only_terminal_states_are_kept():
     rows = [ReplicaStatus(0, S.SUCCEEDED).to_json(), ReplicaStatus(1, S.RUNNING).to_json()]
-    alive = local_status(2, rows, supervisor_runs=True, cancel_requested=False)
-    dead = local_status(2, rows, supervisor_runs=False, cancel_requested=False)
+    alive = local_status(2, rows, supervisor_runs=True, cancelled=())
+    dead = local_status(2, rows, supervisor_runs=False, cancelled=())
     assert [r.state for r in alive.replicas] == [S.SUCCEEDED, S.RUNNING]
     assert [r.state for r in dead.replicas] == [S.SUCCEEDED, S.LOST]
 
@@ -173,6 +173,30 @@ def test_an_outcome_stands_under_the_joined_verdict():
 def test_outcomes_survive_json():
     whole = outcome(1, S.FAILED, error=ErrorReport("E", "m", "tb"), last_lines=("a",), metrics={"loss": 1.0})
     assert ReplicaOutcome.from_json(whole.to_json()) == whole
+
+
+def test_an_outcome_of_another_version_has_no_warnings_or_unknown_fields():
+    record = outcome(0, S.SUCCEEDED).to_json()
+    del record["warnings"]
+    assert ReplicaOutcome.from_json({**record, "of_a_later_version": 1}).warnings == ()
+    row = ReplicaStatus(0, S.SUCCEEDED).to_json()
+    del row["warnings"]
+    assert ReplicaStatus.from_json({**row, "of_a_later_version": 1}) == ReplicaStatus(0, S.SUCCEEDED)
+
+
+def test_warnings_survive_json_and_the_join_and_equal_ones_are_one_line():
+    warned = [outcome(rank, S.SUCCEEDED, warnings=("result.a: no",)) for rank in range(3)]
+    assert ReplicaOutcome.from_json(json.loads(json.dumps(warned[0].to_json()))) == warned[0]
+    for backend in (run_status(S.SUCCEEDED, S.SUCCEEDED), run_status(S.LOST, S.LOST)):
+        joined = join(backend, dict(enumerate(warned)))
+        assert [r.warnings for r in joined.replicas] == [("result.a: no",)] * 2
+        assert ReplicaStatus.from_json(json.loads(json.dumps(joined.replicas[0].to_json()))) == joined.replicas[0]
+    other = outcome(3, S.SUCCEEDED, warnings=("result.b: no",))
+    assert RunResult("r", (*warned, other)).warnings == ["ranks 0-2: result.a: no", "rank 3: result.b: no"]
+
+
+def test_a_good_end_without_an_outcome_is_a_success_of_a_program():
+    assert join(run_status(S.SUCCEEDED), {}, writes_outcomes=False).state is S.SUCCEEDED
 
 
 def test_a_failed_run_names_ranks_reasons_last_lines_and_the_next_command():

@@ -49,7 +49,7 @@ def refusal(make: Any, *given: Any, **named: Any) -> InvalidSpec:
         (atoll.Nesterov, {"momentum": 1.0}, "momentum=1.0: a number from 0 to below 1"),
         (atoll.Nesterov, {"momentum": None}, "momentum=None: a number from 0 to below 1"),
         (Tuning, {"connections": -1}, "connections=-1: a whole number from 1, or None"),
-        (Tuning, {"skip_upload": 1}, "skip_upload=1: True or False"),
+        (Tuning, {"skip_upload": 1}, "skip_upload=1: true or false"),
         (Tuning, {"poll_first_s": 0}, "poll_first_s=0: seconds above 0"),
         (Tuning, {"inline_bytes": 1.5}, "inline_bytes=1.5: a whole number from 0"),
         (Tuning, {"bandwidth_bytes_s": 0}, "bandwidth_bytes_s=0: bytes a second, above 0"),

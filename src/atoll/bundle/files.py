@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -51,17 +51,21 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
-def list_files(root: bytes, *, at_most: int) -> Listing:
-    """Every file and link under `root` (absolute, real) that no ignore rule excludes; a walk stops after `at_most`."""
+def list_files(root: bytes, *, at_most: int, without: Collection[bytes] = ()) -> Listing:
+    """Every file and link under `root` (absolute, real) that no ignore rule excludes; a walk stops after `at_most`.
+
+    `without` are folders under `root`, as relative paths, that are left out with all that they contain.
+    """
     from shutil import which
 
+    hidden = tuple(folder + b"/" for folder in without)
     own = Ignore(root, OWN_IGNORE_FILE, like_git=False)
     top = work_tree_of(root)
     if top is not None and (git := which("git")):
         paths, notes = tracked_and_untracked(git, root, own)
-        return Listing(tuple(sorted(paths)), "git", tuple(notes))
+        return Listing(tuple(sorted(path for path in paths if not path.startswith(hidden))), "git", tuple(notes))
     missing = "git is not on PATH, so tracked files that .gitignore names are left out"
-    found = islice(walk(root, top or root, own), at_most)
+    found = islice((path for path in walk(root, top or root, own) if not path.startswith(hidden)), at_most)
     return Listing(tuple(sorted(found)), "walk", (missing,) if top else ())
 
 

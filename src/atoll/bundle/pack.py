@@ -60,12 +60,21 @@ class Bundle:
         return keys.bundle(self.digest)
 
 
-def build(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> Bundle:
-    """Pack the files of the folder `root` that no ignore rule excludes; `ConfigError` if that is not possible."""
+def build(
+    root: Path,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_files: int = MAX_FILES,
+    without: Iterable[str | os.PathLike[str]] = (),
+) -> Bundle:
+    """Pack the files of the folder `root` that no ignore rule excludes; `ConfigError` if that is not possible.
+
+    The folders `without`, if they are under `root`, are left out.
+    """
     place = os.fsencode(os.path.realpath(root))
     if not os.path.isdir(place):
         raise ConfigError(f"`{root}` is not a folder")
-    listing = list_files(place, at_most=_WALK_LIMIT * max_files)
+    listing = list_files(place, at_most=_WALK_LIMIT * max_files, without=_below(place, without))
     entries = read_entries(place, listing.paths)
     _check_size(root, entries, max_bytes, max_files)
     notes = (*listing.notes, *entries.notes, *check_links(entries), *_cache_notes(entries))
@@ -73,6 +82,12 @@ def build(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES)
     largest = largest_files({path: file.size_bytes for path, file in entries.files.items()})
     manifest = Manifest(digest, entries.count, entries.size_bytes, len(data), largest, listing.source, notes)
     return Bundle(digest, manifest, data)
+
+
+def _below(place: bytes, folders: Iterable[str | os.PathLike[str]]) -> list[bytes]:
+    """Those of these folders that are under `place`, relative to it."""
+    real = [os.fsencode(os.path.realpath(folder)) for folder in folders]
+    return [os.path.relpath(folder, place) for folder in real if folder.startswith(place.rstrip(b"/") + b"/")]
 
 
 def upload(bundle: Bundle, store: Store) -> str:

@@ -1,19 +1,24 @@
 """The Executor port: starts replicas on a backend and reports their status. `atoll.testing.executor_contract` tests
-the contract clauses E1-E27. `Starter`, `Replacer`, `Sweeper`, `HandleResolver`, `Preflighter` and `Diagnoser`
-are optional."""
+the contract clauses E1-E30. `Starter`, `Replacer`, `Restarter`, `Watcher`, `AttemptReader`, `QueueLimiter`,
+`CancelTeller`, `StoreReader`, `Sweeper`, `HandleResolver`, `Preflighter`, `Pricer`, `Rated`, `Composite`, `Linker`,
+`Diagnoser`, `PermissionLister` and `Deployer` are optional."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from atoll.context import RunContext
-from atoll.errors import did_you_mean
+from atoll.errors import ConfigError, InvalidSpec, did_you_mean
 from atoll.handle import RunHandle
 from atoll.spec import Placement
 from atoll.status import RunStatus
+
+OTHER_MACHINE = "other_machine"
+"""The `reason` of a `BackendError`: the handle names a machine that this process cannot ask."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,12 @@ class Capabilities:
     max_restarts: int | None = None
     max_replicas: int | None = None
     network_between_replicas: bool = False
+    cancels_together: bool = False
+    """Whether the backend can only stop all replicas of a run together."""
+    fails_together: bool = False
+    """Whether one failed replica ends all replicas of the run: the others are then CANCELLED."""
+    forgets_cancelled: bool = False
+    """Whether `cancel` removes the run from the backend: its ranks are then LOST here, and the record says the rest."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,19 @@ class Check:
     message: str
     hint: str = ""
     is_input: bool = False
-    """The check failed because of the user's input, such as a setting, before any call was made."""
+    """The check failed because of the user's input, such as a setting."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What `deploy` left at the service."""
+
+    name: str
+    version: str
+    """The version of Atoll in it."""
+    message: str
+    url: str = ""
+    """A page about it; empty if there is none."""
 
 
 @runtime_checkable
@@ -89,7 +112,11 @@ class Executor(Protocol):
     capabilities: ClassVar[Capabilities]
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
-        """The exact request. Pure; raises `Unsupported` with every reason. (E1 E2 E3 E16)"""
+        """The exact request. Pure; raises `Unsupported` with every reason. (E1 E2 E3 E16)
+
+        The executor may run only a part of the run: its replicas have the ranks `context.ranks(placement.replicas)` and
+        the world size of the context. The other methods count the replicas of the handle from 0. (E30)
+        """
         ...
 
     def submit(self, plan: Plan) -> RunHandle:
@@ -100,11 +127,12 @@ class Executor(Protocol):
         """Every rank, in order, with its reason. A rank unknown to the backend is LOST. (E5 E6 E8 E9 E12 E17)"""
         ...
 
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         """Stop every replica by its name, whether it was created or not. Never creates. (E7 E20 E21 E22 E26)
 
         Returns after a lookup of every name has shown that none runs, else raises `StopFailed`. No error if the run
-        is over or unknown.
+        is over or unknown. With `ranks`, all this concerns only these ranks: the others keep running, and a rank that
+        was stopped is not started again. `ranks_to_stop` checks `ranks` before any call. (E28)
         """
         ...
 
@@ -151,6 +179,87 @@ class Replacer(Protocol):
 
 
 @runtime_checkable
+class Restarter(Protocol):
+    """An executor whose service cannot limit the restarts of a run, so that a process that waits for the run does it.
+
+    A failed run with restarts left is then PENDING, with the reason `restarting`, until such a process restarts it.
+    """
+
+    def restart(self, handle: RunHandle) -> bool:
+        """Start all replicas again if they wait for that; two callers start them once. False if there is nothing to do.
+
+        The replicas of the attempt before have ended when it returns.
+        """
+        ...
+
+
+class RunWatch(Protocol):
+    """One run while a process waits for it. (E29)"""
+
+    def status(self) -> RunStatus:
+        """As `Executor.status`. It may cost less while nothing changes, and is never older than its call, except for
+        changes that `wait` will report."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Return soon after something of the run has changed since the last `status`, at the latest after `seconds`.
+
+        It may return too early. It raises nothing: without answers of the backend it is a pause.
+        """
+        ...
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """An executor that notices changes of a run without asking for its status again and again."""
+
+    def watch(self, handle: RunHandle) -> AbstractContextManager[RunWatch]:
+        """Watch a run until the block ends; nothing of the watch is left then. Makes no call before `status`. (E29)"""
+        ...
+
+
+@runtime_checkable
+class AttemptReader(Protocol):
+    """An executor whose backend keeps the output of earlier attempts of a rank."""
+
+    def attempt_logs(self, handle: RunHandle, rank: int, attempt: int, *, tail: int | None = None) -> Iterator[str]:
+        """Lines of one attempt, from 0, as `logs`. Raises `RunNotFound` if the backend does not have them."""
+        ...
+
+
+@runtime_checkable
+class CancelTeller(Protocol):
+    """An executor that stops replicas also without a cancel, such as for an eviction or because another one failed."""
+
+    def is_cancelled(self, handle: RunHandle) -> bool:
+        """Whether somebody has cancelled the run, as far as the backend still knows it."""
+        ...
+
+
+@runtime_checkable
+class StoreReader(Protocol):
+    """An executor whose replicas report to the store whatever the backend does, so that a status needs no backend."""
+
+    def stored_status(self, handle: RunHandle, problem: str) -> RunStatus:
+        """Every rank as the store knows it. `problem` says why the backend was not asked: it is part of each row that
+        is not over."""
+        ...
+
+
+@runtime_checkable
+class QueueLimiter(Protocol):
+    """An executor with a limit for the time that replicas wait, which its service cannot enforce by itself.
+
+    Only a process that waits for the run enforces it; reading a status never ends a run.
+    """
+
+    def queue_left_s(self, handle: RunHandle) -> float:
+        """How much longer replicas may wait; 0 or less if one has waited for too long, infinite without a limit, and
+        minus infinity if they can never start."""
+        ...
+
+
+@runtime_checkable
 class Sweeper(Protocol):
     """An executor that can find strays on its backend, by label."""
 
@@ -178,6 +287,58 @@ class Preflighter(Protocol):
 
 
 @runtime_checkable
+class Pricer(Protocol):
+    """An executor whose service tells its prices."""
+
+    def prices(self, plan: Plan) -> list[str]:
+        """What the run of this plan costs, as notes for the user; the cost itself is last. Asks the service."""
+        ...
+
+
+@runtime_checkable
+class Rated(Protocol):
+    """An executor that knows what a replica costs."""
+
+    def hourly_usd(self, plan: Plan, placement: Placement) -> float | None:
+        """The price of one replica for an hour, in dollars; None if it is not known. May ask the service."""
+        ...
+
+
+class PartHandle(NamedTuple):
+    """A part of a run: its executor, its handle, and its first rank."""
+
+    executor: Executor
+    handle: RunHandle
+    first_rank: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.handle.replicas)
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """An executor whose replicas are at several other executors."""
+
+    def parts_of(self, handle: RunHandle) -> list[PartHandle]:
+        """The parts of a run, in the order of their ranks. Makes no call."""
+        ...
+
+    def part_prices(self, plan: Plan, placement: Placement) -> list[float | None]:
+        """The price of one replica of each part for an hour, in dollars; None where it is not known."""
+        ...
+
+
+@runtime_checkable
+class Linker(Protocol):
+    """An executor whose service has web pages about replicas."""
+
+    def links(self, handle: RunHandle, rank: int) -> dict[str, str]:
+        """The addresses of pages about a replica, by name, such as `console` and `logs`. Pure: makes no call."""
+        ...
+
+
+@runtime_checkable
 class Diagnoser(Protocol):
     """An executor that can check its own setup on this machine."""
 
@@ -186,9 +347,40 @@ class Diagnoser(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Permissions:
+    """What an account needs to launch runs on a backend."""
+
+    document: dict[str, Any]
+    """In the form of the backend, such as a Role."""
+    text: str
+    """The same with comments, as an administrator applies it."""
+
+
+@runtime_checkable
+class PermissionLister(Protocol):
+    """An executor that knows which permissions its runs need."""
+
+    def permissions(self) -> Permissions:
+        """The least permissions of a launcher with these settings. Makes no call."""
+        ...
+
+
+@runtime_checkable
+class Deployer(Protocol):
+    """An executor whose service runs only what was deployed to it before."""
+
+    def deploy(self) -> Deployment:
+        """Deploy what the launches of these settings need, in place of an earlier deployment of the same name."""
+        ...
+
+
 def check(placement: Placement, capabilities: Capabilities) -> list[str]:
     """Every reason why a backend with these capabilities cannot run this placement."""
     problems = []
+    if placement.parts:
+        names = "+".join(f"{part.on}:{part.replicas}" for part in placement.parts)
+        problems.append(f"parts=`{names}`: this backend has all replicas of its run; use the executor `several`")
     most = capabilities.max_replicas
     if most is not None and placement.replicas > most:
         problems.append(f"replicas={placement.replicas}: this backend starts at most {most}")
@@ -212,6 +404,29 @@ def check(placement: Placement, capabilities: Capabilities) -> list[str]:
             known = ", ".join(f"`{s}:`" for s in sorted(capabilities.secret_schemes)) or "none"
             problems.append(f"secrets.{name}=`{scheme}:…`: this backend reads {known}")
     return problems
+
+
+def ranks_to_stop(executor: Executor, handle: RunHandle, ranks: Sequence[int] | None) -> list[int]:
+    """The ranks that `executor.cancel(handle, ranks)` has to stop, in order: all if `ranks` is None.
+
+    Raises `InvalidSpec` for an empty list or a rank that the run does not have. If the backend can only stop all
+    replicas together, raises `ConfigError` with the reason `cancels_together` unless every rank is named.
+    """
+    everyone = range(handle.replicas)
+    if ranks is None:
+        return list(everyone)
+    given = list(ranks) if isinstance(ranks, Collection) else []
+    if not given or any(type(rank) is not int or rank not in everyone for rank in given):
+        rule = f"one or more of the ranks 0 to {handle.replicas - 1} of this run"
+        raise InvalidSpec(f"the cancel of `{handle.native_id}`", [f"ranks={ranks!r}: {rule}"])
+    chosen = sorted(set(given))
+    if executor.capabilities.cancels_together and len(chosen) < handle.replicas:
+        raise ConfigError(
+            f"`{executor.name}` can only stop all replicas of a run together, not single ranks",
+            hint="cancel the whole run: `atoll cancel RUN` without `--rank`",
+            reason="cancels_together",
+        )
+    return chosen
 
 
 def store_problems(store_uri: str, *, is_mounted: bool) -> list[str]:

@@ -1,7 +1,8 @@
 """`python -m atoll.replica`: one replica in a container, or the supervisor of a local run.
 
 In a container, environment variables or the flags of `container.py` describe the replica. The local executor starts
-the supervisor of a local run with `--spool FOLDER`. Both fork the replicas from one warm process.
+the supervisor of a local run with `--spool FOLDER`, and `atoll join` that of a machine that has joined a run with
+`--joined FOLDER`. All fork the replicas from one warm process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def main(argv: list[str]) -> NoReturn:
     """Supervise until every rank is settled. In each forked replica, run that replica and exit."""
     if argv[:1] == ["--spool"]:
         _run_local(Spool(argv[1]), int(argv[2]))
+    if argv[:1] == ["--joined"]:
+        _run_joined(Spool(argv[1]), int(argv[2]))
     _run_container(argv)
 
 
@@ -54,10 +57,25 @@ def _run_container(argv: list[str]) -> NoReturn:
     except AtollError as exc:
         print(f"error: {exc}", file=sys.stderr)
         sys.exit(exc.exit_code)
-    _supervise(spool, is_container=True)
+    _supervise(spool, is_preempted=True, is_spool_ours=lambda: True)
 
 
-def _supervise(spool: Spool, on_ready: Callable[[], None] | None = None, *, is_container: bool = False) -> NoReturn:
+def _run_joined(spool: Spool, parent: int) -> NoReturn:
+    """Supervise one rank until it ends, or until the process that joined the run ends; that process has the spool."""
+    from atoll.replica.processes import stop_with_parent
+
+    stop_with_parent(parent)
+    _supervise(spool, is_preempted=True, is_spool_ours=lambda: os.getppid() != parent)
+
+
+def _supervise(
+    spool: Spool,
+    on_ready: Callable[[], None] | None = None,
+    *,
+    is_preempted: bool = False,
+    is_spool_ours: Callable[[], bool] = lambda: False,
+) -> NoReturn:
+    """Supervise the run of a spool. `is_preempted`: a signal to stop is no cancel. Delete the spool if it is ours."""
     # The supervisor loads everything that a replica needs; forked replicas share these pages.
     from atoll.log_lines import log_to_stderr_of_replica
     from atoll.replica import entry_runner
@@ -65,12 +83,12 @@ def _supervise(spool: Spool, on_ready: Callable[[], None] | None = None, *, is_c
     from atoll.replica.supervisor import Supervisor
 
     log_to_stderr_of_replica(os.environ)
-    supervisor = Supervisor(spool, on_stop=StopReason.PREEMPT if is_container else StopReason.CANCEL)
+    supervisor = Supervisor(spool, on_stop=StopReason.PREEMPT if is_preempted else StopReason.CANCEL)
     gc.freeze()  # the collector of a replica would otherwise copy the shared pages
     attempt = supervisor.run(on_ready=on_ready)
     if attempt is not None:
         _exit(entry_runner.run(attempt))
-    if is_container:
+    if is_spool_ours():
         import shutil
 
         shutil.rmtree(spool.root, ignore_errors=True)

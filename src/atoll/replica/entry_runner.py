@@ -15,8 +15,10 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
@@ -24,27 +26,32 @@ from types import ModuleType
 from typing import Any
 
 import atoll
-from atoll.context import ReplicaContext, make_current
+from atoll.context import TOO_OLD, ReplicaContext, make_current
+from atoll.entry import Entry, loading, object_problem, playing
 from atoll.errors import (
     AtollError,
     ConfigError,
     CorruptUpdate,
     InternalError,
+    KeyNotFound,
     QuorumLost,
     StoreUnavailable,
     did_you_mean,
 )
+from atoll.journal import version_problem
+from atoll.json_values import to_json
 from atoll.keys import RunKeys
 from atoll.log_lines import log_to_stderr_of_replica
 from atoll.replica.spool import Attempt
-from atoll.spec import Entry, loading, object_problem, playing
 from atoll.status import Reason, ReplicaState
+from atoll.validation import plain
 
 _TERMINATED = 128 + signal.SIGTERM
 _RESULT_DEPTH = 900
 """Recursion limit while a result is written: a reader with the default limit can parse what fits in it."""
 _MAX_TEXT, _HEAD = 100_000, 20_000
 """Characters of a traceback that are kept, and how many of them from its beginning."""
+_TOO_OLD = "too_old"
 _LEADING = ("atoll/replica/", "importlib/", "<frozen ")
 _OURS = os.path.dirname(os.path.abspath(atoll.__file__)) + os.sep
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -59,8 +66,12 @@ def run(attempt: Attempt) -> int:
     log_to_stderr_of_replica(os.environ)  # the run may have its own ATOLL_LOG
     try:
         context = ReplicaContext.from_environment(os.environ)
-        task = _read_task(context)
-        context = ReplicaContext.from_environment(os.environ, task["args"])
+        record = _read_record(context)
+        task = record["spec"]["task"]
+        origin = task.get("origin") or {}
+        context = replace(
+            context, args=dict(task["args"]), rounds_of=record.get("rounds_of"), from_run=origin.get("run")
+        )
         make_current(context)
         value = _run_entry(task, context, attempt)
         # A child that user code forked and did not end gets here too; it is not the replica.
@@ -75,15 +86,27 @@ def run(attempt: Attempt) -> int:
     return int(report["exit_code"])
 
 
-def _read_task(context: ReplicaContext) -> dict[str, Any]:
-    record = json.loads(bytes(context.store.get(RunKeys(context.run_id).run())))
-    return record["spec"]["task"]  # type: ignore[no-any-return]
+def _read_record(context: ReplicaContext) -> dict[str, Any]:
+    """`run.json`, or the record of the launch if this is a launch that continues an earlier one."""
+    keys = RunKeys(context.run_id, context.launch)
+    record = None
+    if context.launch > 1:
+        with suppress(KeyNotFound):
+            record = json.loads(bytes(context.store.get(keys.resume())))
+    record = record or json.loads(bytes(context.store.get(keys.run())))
+    if problem := version_problem(record):
+        error = ConfigError(problem, reason=_TOO_OLD, hint="install the launcher's version of Atoll in the image")
+        error.exit_code = TOO_OLD
+        raise error
+    return record  # type: ignore[no-any-return]
 
 
 def _run_entry(task: dict[str, Any], context: ReplicaContext, attempt: Attempt) -> Any:
+    if task.get("program"):
+        raise ConfigError("this run has a program of its image in place of an entry point; start that program")
     root = _code_root(task, context)
-    entry = Entry.parse(task["entry"])
-    sys.argv = [entry.script or f"{entry.module}", *task["argv"]]
+    entry = Entry.of_record(task["entry"])
+    sys.argv = [entry.place, *task["argv"]]
     if entry.script is not None:
         path = os.path.join(root, entry.script)
         sys.path.insert(0, os.path.dirname(path))
@@ -95,10 +118,26 @@ def _run_entry(task: dict[str, Any], context: ReplicaContext, attempt: Attempt) 
             runpy.run_path(path, run_name="__main__")
             return None
     with loading():
-        function = _load_function(entry, root)
+        function = _load_function(_decided(entry), root)
+    context = _without_unknown(context, function, task.get("optional_args", ()))
     log.debug("rank %d: call %s", context.rank, task["entry"])
     _mark_called(attempt)
-    return _call(function, context, task["args"])
+    return _call(function, context, context.args)
+
+
+def _without_unknown(context: ReplicaContext, function: Callable[..., Any], optional: Sequence[str]) -> ReplicaContext:
+    """The context without the optional arguments for which the function has no parameter."""
+    if not optional:
+        return context
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    try:
+        takes = {name for name, each in signature(function).parameters.items() if each.kind in by_name}
+    except ValueError:  # compiled code may have no signature
+        takes = set()
+    args = {name: value for name, value in context.args.items() if name in takes or name not in optional}
+    context = replace(context, args=args)
+    make_current(context)
+    return context
 
 
 def _mark_called(attempt: Attempt) -> None:
@@ -121,6 +160,29 @@ def _code_root(task: dict[str, Any], context: ReplicaContext) -> str:
     os.chdir(root)
     sys.path[:0] = [root, *filter(None, [code["path"]])]
     return root
+
+
+def _decided(entry: Entry) -> Entry:
+    """The function that a dotted name names: `main` of that module, or the function of the module before it."""
+    if entry.dotted is None:
+        return entry
+    module, _, function = entry.dotted.rpartition(".")
+    if _is_module(entry.dotted):
+        return Entry(module=entry.dotted, function="main")
+    if not module:
+        raise ConfigError(f"there is no module `{entry.dotted}`")
+    return Entry(module=module, function=function)
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module has this name. Imports the packages before the last dot. A folder without code is no module."""
+    try:
+        found = find_spec(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and f"{name}.".startswith(f"{exc.name}."):
+            return False  # a part of the name does not exist, or is no package
+        raise
+    return found is not None and found.origin is not None
 
 
 def _load_function(entry: Entry, root: str) -> Callable[..., Any]:
@@ -187,28 +249,33 @@ def _success(value: Any, attempt: Attempt) -> dict[str, Any]:
 
 
 def _write_result(value: Any, attempt: Attempt) -> dict[str, Any]:
+    """Write the value as JSON. What is not JSON does not fail a replica whose work is done: see `json_values`."""
+    warnings: tuple[str, ...] = ()
     try:
-        with open(attempt.result, "w", encoding="utf-8") as file:
-            json.dump(value, file, ensure_ascii=False, default=_plain_number)
-    except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as exc:
-        attempt.result.unlink(missing_ok=True)
-        message = _storable(f"the entry point returned something that is not JSON: {exc}; it was {_shown(value)}")
-        return {"state": ReplicaState.FAILED, "reason": Reason.USER_ERROR, "message": message, "exit_code": 1}
-    return {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
+        _write_json(value, attempt)
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001  classes of the value can raise anything
+        value, warnings = to_json(value)
+        _write_json(value, attempt)
+    if warnings:
+        more = f" (and {len(warnings) - 1} more)" if warnings[1:] else ""
+        _print_error(f"warning: {warnings[0]}{more}\n")
+    report = {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
+    return {**report, "warnings": list(warnings)} if warnings else report
 
 
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)[:200]
-    except Exception:  # noqa: BLE001  nested too deeply, too large a number, or a broken __repr__
-        return f"a `{type(value).__name__}`"
+def _write_json(value: Any, attempt: Attempt) -> None:
+    with open(attempt.result, "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, default=_plain_number)
 
 
 def _plain_number(value: Any) -> Any:
     """Convert a scalar of numpy or torch to a Python number."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"a `{type(value).__name__}` is not JSON")
+    found = plain(value)
+    if found is value:
+        raise TypeError(f"a `{type(value).__name__}` is not JSON")
+    return found
 
 
 def _failure(exc: BaseException) -> dict[str, Any]:
@@ -224,7 +291,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
         "message": f"{name}: {error['message']}".strip(": "),
         "exit_code": exc.exit_code if isinstance(exc, AtollError) else 1,
         "error": error,
-        **({"is_final": True} if isinstance(exc, QuorumLost) and exc.dead else {}),
+        **({"is_final": True} if (isinstance(exc, QuorumLost) and exc.dead) or _is_too_old(exc) else {}),
     }
 
 
@@ -233,12 +300,19 @@ def _reason(exc: BaseException) -> Reason:
         return Reason.OOM
     if isinstance(exc, StoreUnavailable):
         return Reason.BACKEND
+    if _is_too_old(exc):
+        return Reason.IMAGE
     if isinstance(exc, QuorumLost):
         return Reason.TIMEOUT if exc.timed_out or exc.dead else Reason.USER_ERROR
     is_missing = (
         isinstance(exc, CorruptUpdate) and exc.check == "missing"
     )  # the replica waited for it until the deadline
     return Reason.TIMEOUT if is_missing else Reason.USER_ERROR
+
+
+def _is_too_old(exc: BaseException) -> bool:
+    """Whether another image is needed, so that a restart would not help."""
+    return isinstance(exc, ConfigError) and exc.reason == _TOO_OLD
 
 
 def _exit(exc: SystemExit) -> dict[str, Any]:

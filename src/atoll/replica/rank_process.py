@@ -20,6 +20,7 @@ class StopReason(StrEnum):
     CANCEL = "cancel"
     TIMEOUT = "timeout"
     PREEMPT = "preempt"
+    REPLACED = "replaced"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ def exit_verdict(
         reason, message = Reason.TIMEOUT, f"still running after its limit of {limit_s:g} s"
     elif stop_reason is StopReason.PREEMPT:
         reason, message = Reason.PREEMPTED, "the machine asked this replica to stop (SIGTERM)"
+    elif stop_reason is StopReason.REPLACED:
+        reason, message = Reason.PREEMPTED, "a later attempt of this rank runs on another machine"
     elif reported_success and code > 0:
         reason, message = Reason.USER_ERROR, f"the entry point returned, and then the process exited with code {code}"
     elif outcome is not None and not reported_success:
@@ -76,6 +79,8 @@ class RankProcess:
     timeout_s: float
     grace_s: float
     attempt: int = 0
+    used_s: float = 0.0
+    """How long earlier containers of this rank have run; the time limit counts it."""
     state: ReplicaState = ReplicaState.PENDING
     reason: Reason = Reason.STARTING
     message: str = ""
@@ -86,7 +91,7 @@ class RankProcess:
     stop_reason: StopReason = StopReason.NONE
     verdict: ExitVerdict | None = None
     limit_at: float | None = None
-    """When the time limit ends; counted from the first start, over restarts."""
+    """When the time limit ends; counted from the first start, over restarts in this container."""
     kill_at: float | None = None
     start_at: float | None = None
     """When a restart is due."""
@@ -106,7 +111,7 @@ class RankProcess:
 
     def started(self, pid: int, now: float, wall: float) -> None:
         self.pid, self.start_at, self.is_loading = pid, None, True
-        self.limit_at = now + self.timeout_s if self.limit_at is None else self.limit_at
+        self.limit_at = now + self.timeout_s - self.used_s if self.limit_at is None else self.limit_at
         # The message stays: it says why the rank was restarted.
         self.state, self.reason, self.exit_code = ReplicaState.RUNNING, Reason.OK, None
         self.started_at = wall if self.started_at is None else self.started_at

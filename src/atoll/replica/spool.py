@@ -2,8 +2,10 @@
 
     plan.json     the supervisor's input; written once, before any process starts
     lock          locked by the running supervisor; the kernel unlocks it when the supervisor dies
+    started.json  the first process of each rank and when it started; written once
     status.json   the supervisor's table of ranks
-    cancel        exists as soon as a cancellation was requested
+    cancel        exists as soon as the cancellation of the run was requested
+    cancel-00003  the same for one rank
     diary.log     output of supervisor and uploader
     ballast       deleted when the disk is full, so that the end of the run can still be written
     00003/000/    one attempt of one rank: log, called (the entry point), progress.json, outcome.json, result.json
@@ -33,18 +35,31 @@ class Spool:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self.plan = self.root / "plan.json"
+        self.started = self.root / "started.json"
         self.status = self.root / "status.json"
         self.cancel = self.root / "cancel"
         self.log = self.root / "diary.log"
         self.reserve = self.root / "ballast"
         self._lock = self.root / "lock"
 
+    def cancel_rank(self, rank: int) -> Path:
+        """Exists as soon as the cancellation of this rank was requested."""
+        return self.root / f"cancel-{rank:05d}"
+
+    def is_cancelled(self, rank: int) -> bool:
+        """Whether the cancellation of this rank, or of the run, was requested."""
+        return self.cancel.exists() or self.cancel_rank(rank).exists()
+
+    def attempts_folder(self, rank: int) -> Path:
+        """The folder of all attempts of a rank."""
+        return self.root / f"{rank:05d}"
+
     def attempt(self, rank: int, attempt: int) -> Attempt:
-        return Attempt(self, self.root / f"{rank:05d}" / f"{attempt:03d}")
+        return Attempt(self, self.attempts_folder(rank) / f"{attempt:03d}")
 
     def attempts(self, rank: int) -> list[int]:
         """Attempts of a rank that have started, oldest first."""
-        folder = self.root / f"{rank:05d}"
+        folder = self.attempts_folder(rank)
         return sorted(int(entry.name) for entry in folder.iterdir()) if folder.is_dir() else []
 
     def lock(self) -> bool:

@@ -22,10 +22,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from atoll.context import ATTEMPT, SPOOL
+from atoll.context import ATTEMPT, SPOOL, TIMED_OUT
 from atoll.replica import processes
 from atoll.replica.pipes import KillPipe, OutputPipe
 from atoll.replica.rank_process import ExitVerdict, RankProcess, StopReason, exit_verdict
@@ -51,13 +52,14 @@ class Supervisor:
         self._plan: dict[str, Any] = read_json(spool.plan)
         self._host = os.uname().nodename
         limits = {name: self._plan[name] for name in ("max_restarts", "timeout_s", "grace_s")}
-        first = self._plan.get("first_attempt", 0)
-        self._ranks = [RankProcess(rank, **limits, attempt=first) for rank in self._plan["ranks"]]
+        before = {"attempt": self._plan.get("first_attempt", 0), "used_s": self._plan.get("used_s", 0.0)}
+        self._ranks = [RankProcess(rank, **limits, **before) for rank in self._plan["ranks"]]
         self._kill_pipe = KillPipe()
         self._wake_read, self._wake_write = os.pipe()
         self._uploader = UploaderLink(spool, self._plan)
         self._outputs: dict[int, OutputPipe] = {}
         self._stop_requested = False
+        self._has_new_marks = False
         self._oom_kills = processes.oom_kills()
         self._disk = spool.disk_watch()
         self._look_at = 0.0
@@ -71,17 +73,20 @@ class Supervisor:
         self._write_status()  # from here on the run has started: no other supervisor starts it again
         if self._spool.cancel.exists():
             self._stop_all()
-        try:
-            for process in self._ranks:
+        self._stop_marked()
+        for process in self._ranks:
+            try:
                 if not process.is_settled and (attempt := self._start(process)):
                     return attempt
-        except OSError as exc:
-            self._abort(exc)
+            except OSError as exc:
+                self._abort(process.rank, exc)
+        self._write(self._spool.started, {str(p.rank): [p.pid, p.started_at] for p in self._ranks})
         if on_ready is not None:
             on_ready()
         self._uploader.start(self._close_inherited)
         for process in self._ranks:
-            self._uploader.send("started", process.rank, process.attempt)
+            if process.pid is not None:
+                self._uploader.send("started", process.rank, process.attempt)
         while not all(process.is_settled for process in self._ranks):
             self._write_status()
             self._sleep()
@@ -91,11 +96,16 @@ class Supervisor:
         return None
 
     def exit_code(self) -> int:
-        """For a container: the exit code of its single replica, or 1 if one of several did not succeed."""
-        codes = [process.exit_code for process in self._ranks]
-        if len(codes) == 1 and codes[0] is not None:
-            return codes[0]
-        return 0 if all(process.state is ReplicaState.SUCCEEDED for process in self._ranks) else 1
+        """For a container: the exit code of its single replica, or 1 if one of several did not succeed.
+
+        A service that restarts containers sees only this code: it is `TIMED_OUT` at the time limit, and 0 only if every
+        replica succeeded.
+        """
+        if all(process.state is ReplicaState.SUCCEEDED for process in self._ranks):
+            return 0
+        if any(process.reason is Reason.TIMEOUT for process in self._ranks):
+            return TIMED_OUT
+        return (self._ranks[0].exit_code if len(self._ranks) == 1 else None) or 1
 
     def _act(self) -> Attempt | None:
         self._read_signals()
@@ -171,14 +181,14 @@ class Supervisor:
         os.environ[ATTEMPT] = str(process.attempt)
         os.environ[SPOOL] = str(attempt.root)
 
-    def _abort(self, exc: OSError) -> NoReturn:
+    def _abort(self, rank: int, exc: OSError) -> NoReturn:
         """Not every replica could be started: kill those that were, as if the run had not been started."""
         for process in self._ranks:
             if process.pid is not None:
                 self._signal(process, signal.SIGKILL)
                 os.waitpid(process.pid, 0)
         self._spool.status.unlink(missing_ok=True)
-        raise SystemExit(f"cannot start {len(self._ranks)} replicas here: {exc}")
+        raise SystemExit(f"cannot start {len(self._ranks)} replicas here: rank {rank}: {exc}")
 
     def _close_inherited(self, kill_pipe: bool = True) -> None:
         """In a child: close the descriptors that only the supervisor may hold."""
@@ -200,15 +210,25 @@ class Supervisor:
     def _stop_all(self) -> None:
         reason = StopReason.CANCEL if self._spool.cancel.exists() else self._on_stop
         for process in self._ranks:
-            if process.stop_reason is not StopReason.NONE:
-                continue  # already stopping; a second request must not extend the grace
-            if process.pid is not None:
-                self._stop(process, reason)
-            elif process.verdict is not None:
-                process.stop_reason = reason  # the process has ended; this prevents a restart
-            elif not process.is_settled:
-                message = "cancelled before it started"
-                process.settle(ExitVerdict(ReplicaState.CANCELLED, Reason.CANCELLED, message, None))
+            self._stop_for_good(process, reason)
+
+    def _stop_marked(self) -> None:
+        """Stop the ranks whose cancellation was requested one by one."""
+        for process in self._ranks:
+            if not process.is_settled and self._spool.cancel_rank(process.rank).exists():
+                self._stop_for_good(process, StopReason.CANCEL)
+
+    def _stop_for_good(self, process: RankProcess, reason: StopReason) -> None:
+        """End the process of this rank, if it runs, and do not restart it."""
+        if process.stop_reason is not StopReason.NONE:
+            return  # already stopping; a second request must not extend the grace
+        if process.pid is not None:
+            self._stop(process, reason)
+        elif process.verdict is not None:
+            process.stop_reason = reason  # the process has ended; this prevents a restart
+        elif not process.is_settled:
+            message = "cancelled before it started"
+            process.settle(ExitVerdict(ReplicaState.CANCELLED, Reason.CANCELLED, message, None))
 
     def _signal(self, process: RankProcess, number: signal.Signals) -> None:
         assert process.pid is not None
@@ -261,10 +281,10 @@ class Supervisor:
         }
         self._write(attempt.outcome, record)
         process.ended(verdict, time.time())
-        self._uploader.send("ended", process.rank, process.attempt, timeout_s=self._store_timeout_s())
+        self._uploader.send("ended", process.rank, process.attempt, timeout_s=self._store_timeout_s(process))
 
-    def _store_timeout_s(self) -> float:
-        return _STORE_TIMEOUT_CANCELLED_S if self._spool.cancel.exists() else _STORE_TIMEOUT_S
+    def _store_timeout_s(self, process: RankProcess) -> float:
+        return _STORE_TIMEOUT_CANCELLED_S if self._spool.is_cancelled(process.rank) else _STORE_TIMEOUT_S
 
     # ── signals, the uploader and files ─────────────────────────────────────────────────────────────────────────
 
@@ -276,7 +296,9 @@ class Supervisor:
             signal.signal(number, self._note_signal)
 
     def _note_signal(self, number: int, _frame: Any) -> None:
-        if number not in (signal.SIGCHLD, signal.SIGHUP):
+        if number == signal.SIGHUP:
+            self._has_new_marks = True  # a closed terminal sends this signal, too; then there is no mark
+        elif number != signal.SIGCHLD:
             self._stop_requested = True
 
     def _read_signals(self) -> None:
@@ -288,12 +310,21 @@ class Supervisor:
         if self._stop_requested:
             self._stop_requested = False
             self._stop_all()
+        if self._has_new_marks:
+            self._has_new_marks = False
+            self._stop_marked()
 
     def _read_uploader(self) -> None:
         for rank, problem in self._uploader.stored_ranks():
             process = next(p for p in self._ranks if p.rank == rank)
             if process.verdict is not None:
                 process.stored(time.monotonic(), problem)
+        stops, self._uploader.stops = self._uploader.stops, []
+        for reason, rank in stops:
+            if reason is StopReason.CANCEL:
+                with suppress(OSError):  # a full disk; the mark only shortens the wait for the upload
+                    self._spool.cancel_rank(rank).touch()
+            self._stop_for_good(next(p for p in self._ranks if p.rank == rank), reason)
 
     def _restart_uploader(self) -> None:
         log.warning("the uploader ended unexpectedly")
@@ -303,7 +334,7 @@ class Supervisor:
             if process.pid is not None:
                 self._uploader.send("started", process.rank, process.attempt)
             elif process.verdict is not None:
-                self._uploader.send("ended", process.rank, process.attempt, timeout_s=self._store_timeout_s())
+                self._uploader.send("ended", process.rank, process.attempt, timeout_s=self._store_timeout_s(process))
 
     def _sleep(self) -> None:
         """Sleep until an action is due or a descriptor is readable; then copy the replicas' output."""

@@ -2,19 +2,17 @@
 
 It uploads logs in chunks (bounded in size and age), progress as heartbeats, and outcomes and results once. The
 supervisor forks it and sends it one line for each attempt that starts or ends (`UploaderLink`); it replies when an
-ended attempt is stored (`Uploader`). Uploading can start again after a crash: `AttemptUpload` asks the store first how
-much of a log it has. If the supervisor dies, the uploader ends the run's remaining processes and stores what they left.
+ended attempt is stored (`Uploader`), or when the store asks to stop a rank (`stops.py`). Uploading can start again
+after a crash: `AttemptUpload` asks the store first how much of a log it has. If the supervisor dies, the uploader ends
+the run's remaining processes and stores what they left.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,14 +20,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from atoll.disk import folder_of, full_text, is_full
-from atoll.errors import KeyExists, StoreError
-from atoll.keys import RunKeys
+from atoll.errors import StoreError
 from atoll.registry import open_store
 from atoll.replica import processes
-from atoll.replica.spool import Spool, read_record
-from atoll.status import CALLED, LOADING
+from atoll.replica.attempt_upload import AttemptUpload
+from atoll.replica.rank_process import StopReason
+from atoll.replica.spool import Spool
+from atoll.replica.stops import StopLooks
 from atoll.stores.base import Store
-from atoll.terminal_text import shown_line
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -37,11 +35,6 @@ if TYPE_CHECKING:
 _MAX_STARTS = 5
 _LOOK_S = 1.0
 _TICK_S, _RETRY_S, _RETRY_LIMIT_S = 0.25, 0.5, 60.0
-_LOG_PART_BYTES, _LOG_PART_AGE_S = 4 << 20, 5.0
-_BEAT_CHANGED_S, _BEAT_IDLE_S = 1.0, 10.0
-_INLINE_RESULT_BYTES = 64 << 10
-_LAST_LINE_BYTES = 4096
-_PACE = ("rounds_total", "round_s", "round_at")
 
 log = logging.getLogger("atoll.replica")
 
@@ -55,6 +48,8 @@ class UploaderLink:
         self._starts = 0
         self._to_uploader = self._from_uploader = -1
         self._partial = b""
+        self.stops: list[tuple[StopReason, int]] = []
+        """Ranks that must stop, as the uploader found in the store, until the supervisor takes them."""
         self.problem = ""
         """Why the uploader cannot upload at the moment, if a disk is full."""
         self._waiting: dict[int, float] = {}
@@ -100,6 +95,9 @@ class UploaderLink:
             word, _, rest = line.partition(" ")
             if word == "problem":
                 self.problem = rest
+                continue
+            if word in (StopReason.CANCEL, StopReason.REPLACED):
+                self.stops.append((StopReason(word), int(rest)))
                 continue
             rank, _, problem = rest.partition(" ")
             if self._waiting.pop(int(rank), None) is not None:
@@ -180,6 +178,7 @@ class Uploader:
         self._full_stores: dict[tuple[int, int], str] = {}
         """Attempts whose last upload found the store's disk full, each with the text for `status`."""
         self._problem = ""
+        self._stops = StopLooks(plan) if plan.get("store_stops") else None
 
     def run(self) -> None:
         """Upload until the supervisor sends `done`, or dies."""
@@ -203,6 +202,8 @@ class Uploader:
             attempt = (int(rank), int(number))
             if attempt not in self._uploads:
                 self._uploads[attempt] = AttemptUpload(self._spool, self._plan, *attempt)
+            if self._stops is not None:
+                self._stops.note(*attempt)
             if command == "ended":
                 self._ended[attempt] = time.monotonic() + _RETRY_LIMIT_S
         return False
@@ -212,6 +213,7 @@ class Uploader:
             self._look_at = time.monotonic() + _LOOK_S
             self._disk.look()
             self._disk.is_full = self._disk.is_full or self._spool.lacks_reserve
+        self._look_for_stops()
         attempts = list(self._uploads)
         if len(attempts) > 4 and not self._plan["store"].startswith("file:"):
             list(self._pool.map(self._upload, attempts))  # a remote store: many at once
@@ -222,6 +224,22 @@ class Uploader:
         if problem != self._problem:
             self._problem = problem
             self._send(f"problem {problem}")
+
+    def _look_for_stops(self) -> None:
+        """Report which ranks must stop. Comes before uploads: a replaced attempt sends no more heartbeats."""
+        if self._stops is None or not self._stops.are_due:
+            return
+        try:
+            found = self._stops.look(self._store)
+        except (StoreError, OSError) as exc:
+            log.debug("cannot look for requests to stop: %s", exc)
+            return
+        for rank, reason in found.items():
+            log.info("rank %d: the store asks to stop it (%s)", rank, reason)
+            self._send(f"{reason} {rank}")
+            if reason is StopReason.REPLACED:
+                for attempt in (attempt for attempt in self._uploads if attempt[0] == rank):
+                    self._uploads[attempt].is_replaced = True
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -274,130 +292,3 @@ class Uploader:
             self._upload_all()
             if self._ended:
                 time.sleep(_RETRY_S)
-
-
-class AttemptUpload:
-    """How much of one attempt is in the store."""
-
-    def __init__(self, spool: Spool, plan: dict[str, Any], rank: int, number: int) -> None:
-        self._attempt, self._rank, self._number = spool.attempt(rank, number), rank, number
-        self._keys = RunKeys(plan["run_id"], plan.get("launch", 1))
-        self._echo = bool(plan.get("echo"))
-        self._echoed = 0
-        self._uploaded: int | None = None
-        """Bytes of the log in the store; None if only the store knows, because another uploader may have started."""
-        self._first_seen = 0.0
-        self._seen = 0
-        self._has_start = number == plan.get("first_attempt", number)
-        """Whether the store knows that this attempt began. The container registers its first one."""
-        self._beat: dict[str, Any] = {}
-        self._beat_at = -_BEAT_IDLE_S
-
-    def upload(self, store: Store, *, final: bool, problem: str = "") -> None:
-        """Upload what is due; with `final`, everything. `problem` goes into the heartbeat."""
-        self._echo_log()
-        self._upload_start(store)
-        self._upload_log(store, final)
-        self._upload_beat(store, final, problem)
-        if final:
-            self._upload_outcome(store)
-
-    def _echo_log(self) -> None:
-        """In a container, print the log to the container's own output too."""
-        size = self._size() if self._echo else 0
-        while self._echoed < size:
-            data = self._read(self._echoed, min(_LOG_PART_BYTES, size - self._echoed))
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-            self._echoed += len(data)
-
-    def _upload_start(self, store: Store) -> None:
-        """Record an attempt that the supervisor of a container started, so that no later container takes its number."""
-        if self._has_start:
-            return
-        try:
-            record = {"host": os.uname().nodename, "at": time.time()}
-            store.create(self._keys.start(self._rank, self._number), json.dumps(record).encode())
-        except KeyExists:
-            pass
-        self._has_start = True
-
-    def _upload_log(self, store: Store, final: bool) -> None:
-        size, now = self._size(), time.time()
-        if size == 0:
-            return
-        done = self._stored_bytes(store) if self._uploaded is None else self._uploaded
-        if size > self._seen:
-            self._first_seen = now if self._seen <= done else self._first_seen
-            self._seen = size
-        while size - done >= _LOG_PART_BYTES or (size > done and (final or now - self._first_seen >= _LOG_PART_AGE_S)):
-            self._uploaded = None  # unknown during the write: its answer may be lost
-            data = self._read(done, min(_LOG_PART_BYTES, size - done))
-            span_ms = int(self._first_seen * 1000), int(now * 1000)
-            store.create(self._keys.log_chunk(self._rank, self._number, done, *span_ms), data)
-            log.debug("rank %d: uploaded %d bytes of log", self._rank, len(data))
-            done += len(data)
-            self._first_seen = now
-        self._uploaded = done
-
-    def _stored_bytes(self, store: Store) -> int:
-        keys = list(store.list(self._keys.log_prefix(self._rank, self._number)))
-        if not keys:
-            return 0
-        return self._keys.parse_log_chunk(keys[-1]).offset + len(store.get(keys[-1]))
-
-    def _upload_beat(self, store: Store, final: bool, problem: str) -> None:
-        age = time.monotonic() - self._beat_at if self._beat_at >= 0 else _BEAT_IDLE_S
-        if age < _BEAT_CHANGED_S and not final:
-            return
-        progress = read_record(self._attempt.progress)
-        beat = {
-            "attempt": self._number,
-            "round_no": progress.get("round_no"),
-            "metrics": progress.get("metrics", {}),
-            **self._last_line(),
-            "phase": CALLED if self._attempt.called.exists() else LOADING,
-            **{name: progress[name] for name in _PACE if name in progress},
-            **({"problem": problem} if problem else {}),
-        }
-        if final or age >= _BEAT_IDLE_S or beat != self._beat:
-            store.put(self._keys.beat(self._rank), json.dumps({**beat, "beat_at": time.time()}).encode())
-            self._beat, self._beat_at = beat, time.monotonic()
-
-    def _upload_outcome(self, store: Store) -> None:
-        outcome = read_record(self._attempt.outcome)
-        if not outcome:
-            return  # supervisor and replica died before they wrote one: the backend's status is the answer
-        progress = read_record(self._attempt.progress)
-        outcome |= {"round_no": progress.get("round_no"), "metrics": progress.get("metrics", {})}
-        outcome |= {"rank": self._rank, "attempt": self._number}  # the replica's own record does not have them
-        if self._attempt.result.exists():
-            data = self._attempt.result.read_bytes()
-            if len(data) <= _INLINE_RESULT_BYTES:
-                outcome["result"] = json.loads(data)
-            else:
-                store.put(self._keys.result(self._rank, self._number), data)
-                outcome |= {"result_bytes": len(data), "result_sha256": hashlib.sha256(data).hexdigest()}
-        try:
-            store.create(self._keys.outcome(self._rank, self._number), json.dumps(outcome).encode())
-        except KeyExists:
-            pass
-
-    def _size(self) -> int:
-        try:
-            return os.stat(self._attempt.log).st_size
-        except FileNotFoundError:
-            return 0
-
-    def _read(self, start: int, length: int) -> bytes:
-        with open(self._attempt.log, "rb") as file:
-            file.seek(start)
-            return file.read(length)
-
-    def _last_line(self) -> dict[str, Any]:
-        """The last line with text as a terminal shows it, and whether it has no line end yet."""
-        size = self._size()
-        tail = self._read(max(0, size - _LAST_LINE_BYTES), _LAST_LINE_BYTES) if size else b""
-        lines = [shown_line(line).strip() for line in tail.decode("utf-8", "replace").split("\n")]
-        last = next(filter(None, reversed(lines)), "")
-        return {"last_line": last.replace("\t", " ")[:200], **({"is_line_open": True} if lines[-1] else {})}

@@ -21,7 +21,7 @@ from atoll.rounds.checks import diverged_offers, rejection
 from atoll.rounds.context import RoundContext
 from atoll.rounds.events import LONG_WAIT_S
 from atoll.rounds.io import Gather, Steps
-from atoll.rounds.join import LatestClaim, fenced, latest_claims
+from atoll.rounds.join import LatestClaim, fenced, present_claims
 from atoll.rounds.liveness import DeadWatch
 from atoll.rounds.publish import repair_offer
 from atoll.rounds.records import Commit, Contribution, Offer, Rejection
@@ -197,7 +197,7 @@ class RoundView:
         """Read which ranks were replaced or have left, and drop offers of replaced processes. May raise `Fenced`."""
         context = self.context
         began = context.io.clock.monotonic()
-        found = dict((yield from latest_claims(context.io, context.keys)))
+        found = dict((yield from present_claims(context.io, context.keys)))
         held = {offer.rank: offer.incarnation for offer in self.offers.values()}
         for rank, incarnation in (held | {context.rank: context.claim.incarnation}).items():
             if rank not in found or found[rank].incarnation <= incarnation:

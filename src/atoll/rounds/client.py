@@ -82,6 +82,7 @@ class RoundClient:
         layouts: Sequence[Layout],
         attempt: int = 0,
         launch: int = 1,
+        rounds_of: int | None = None,
         codec_name: str = DEFAULT_CODEC,
         mean_codec: str | None = None,
         chunk: int | None = None,
@@ -92,8 +93,8 @@ class RoundClient:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._steps = RoundSteps(
-            run_id, rank, world_size, layouts=layouts, attempt=attempt, launch=launch, codec_name=codec_name,
-            mean_codec=mean_codec, chunk=chunk, quorum=quorum, settings=settings, tuning=tuning,
+            run_id, rank, world_size, layouts=layouts, attempt=attempt, launch=launch, rounds_of=rounds_of,
+            codec_name=codec_name, mean_codec=mean_codec, chunk=chunk, quorum=quorum, settings=settings, tuning=tuning,
             lease_s=lease_s, clock=clock,
         )  # fmt: skip
         if self._steps.tuning.keep_freed_memory:
@@ -287,6 +288,7 @@ class RoundSteps:
         layouts: Sequence[Layout],
         attempt: int = 0,
         launch: int = 1,
+        rounds_of: int | None = None,
         codec_name: str = DEFAULT_CODEC,
         mean_codec: str | None = None,
         chunk: int | None = None,
@@ -297,7 +299,7 @@ class RoundSteps:
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
     ) -> None:
-        self._keys = RoundKeys(run_id, launch)
+        self._keys = RoundKeys(run_id, launch, rounds_of)
         self._rank, self._attempt = rank, attempt
         self._quorum, self.tuning = quorum or Quorum(), tuning or Tuning()
         self._token = uuid.uuid4().hex

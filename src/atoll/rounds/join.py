@@ -50,6 +50,17 @@ def latest_claims(io: StoreIO, keys: RoundKeys) -> Steps[Mapping[int, LatestClai
     return found
 
 
+def present_claims(io: StoreIO, keys: RoundKeys) -> Steps[Mapping[int, LatestClaim]]:
+    """As `latest_claims`, but a rank that left in an earlier launch has not left: this launch starts it again."""
+    found = dict((yield from latest_claims(io, keys)))
+    if keys.rounds_of is None:
+        return found
+    for rank, claim in found.items():
+        if claim.has_left and (yield from _departed_in(io, keys, rank, claim.incarnation)) < keys.launch:
+            found[rank] = replace(claim, has_left=False)
+    return found
+
+
 def take_rank(io: StoreIO, keys: RoundKeys, rank: int, attempt: int, token: str) -> Steps[Claim]:
     """Claim a rank with the next incarnation. Raises `Fenced` if a later attempt holds it."""
     tries = 0
@@ -67,12 +78,14 @@ def take_rank(io: StoreIO, keys: RoundKeys, rank: int, attempt: int, token: str)
                 continue
             if holder is not None and holder.token == token:
                 return holder
-            if holder is not None and holder.attempt > attempt:
+            if holder is not None and holder.generation > (keys.launch, attempt):
+                theirs = f" of launch {holder.launch}" if holder.launch > keys.launch else ""
                 message = (
-                    f"attempt {attempt} of rank {rank} is older than attempt {holder.attempt}, which holds the rank"
+                    f"attempt {attempt} of rank {rank} is older than attempt {holder.attempt}{theirs}, "
+                    "which holds the rank"
                 )
                 raise Fenced(message, hint="to restart the rank on purpose, use a higher attempt number")
-        claim = Claim(rank, 0 if newest is None else newest.incarnation + 1, attempt, token)
+        claim = Claim(rank, 0 if newest is None else newest.incarnation + 1, attempt, token, keys.launch)
         yield from io.create(keys.claim(rank, claim.incarnation), claim.seal())
         # Read it back: the answer may have been lost, and another process may have created the same number.
         if (yield from _holder(io, keys, rank, claim.incarnation)) == claim:
@@ -93,6 +106,14 @@ def fenced(claim: Claim, round_no: int = -1) -> Fenced:
 def leave(io: StoreIO, keys: RoundKeys, claim: Claim) -> Steps[None]:
     """Record that this process has left the run."""
     yield from io.create(keys.departure(claim.rank, claim.incarnation), claim.seal())
+
+
+def _departed_in(io: StoreIO, keys: RoundKeys, rank: int, incarnation: int) -> Steps[int]:
+    """The launch in which this process left; the current one if the record cannot be read."""
+    try:
+        return (yield from io.read(keys.departure(rank, incarnation), Claim.open)).launch
+    except (CorruptUpdate, KeyNotFound):
+        return keys.launch
 
 
 def _holder(io: StoreIO, keys: RoundKeys, rank: int, incarnation: int) -> Steps[Claim | None]:

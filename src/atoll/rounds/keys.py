@@ -29,10 +29,12 @@ class RoundKeys:
 
     run_id: str
     launch: int = 1
+    rounds_of: int | None = None
+    """The launch whose rounds this one continues; None if the launch has rounds of its own."""
 
     @cached_property
     def prefix(self) -> str:
-        return f"{self.run.prefix}sync/"
+        return f"{RunKeys(self.run_id, self.rounds_of or self.launch).prefix}sync/"
 
     @cached_property
     def run(self) -> RunKeys:

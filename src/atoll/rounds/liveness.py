@@ -1,9 +1,11 @@
 """Which of the ranks that a round waits for are dead, from the records that their supervisors write to the store.
 
 A rank is dead if its newest attempt has ended and is not restarted, or if none of its records (the heartbeat above all)
-has changed for `Tuning.silent_s`. A rank without records has not started: it may be queued, so it is never dead. The
-clocks of two machines are never compared: a replica looks whether a record changes, and measures the time between two
-looks with its own clock. Time in which it could not look (the store did not answer, the process was stopped) counts
+has changed for `Tuning.silent_s`. A rank without records has not started: it may be queued, so it is never dead. A rank
+that was cancelled is not started again: it is dead whatever its other records say, and no round waits for it.
+
+The clocks of two machines are never compared: a replica looks whether a record changes, and measures the time between
+two looks with its own clock. Time in which it could not look (the store did not answer, the process was stopped) counts
 only in part, because a heartbeat could not arrive either.
 
 Records are read only while a round waits, every few seconds. Replicas that no launcher started have no `run.json`:
@@ -60,7 +62,11 @@ class Liveness:
     def rule(self) -> Steps[DeadRule | None]:
         """None if the replicas wait for a dead rank, or if no launcher recorded the run."""
         if not self._is_read and self.quorum.on_dead != "wait":
-            data = yield from self.io.probe(self.run.run(), is_awaited=False)
+            data = None
+            if self.run.launch > 1:
+                data = yield from self.io.probe(self.run.resume(), is_awaited=False)
+            if data is None:
+                data = yield from self.io.probe(self.run.run(), is_awaited=False)
             self._rule, self._is_read = _rule(_record(data), self.quorum), True
         return self._rule
 
@@ -80,6 +86,7 @@ class _Seen:
     records: tuple[bytes, ...]
     ended: str
     """How the rank ended, if it is not restarted; empty while it runs or may be restarted."""
+    is_cancelled: bool = False
     quiet_s: float = 0.0
     """How long the records have not changed, as far as this replica could look."""
 
@@ -116,7 +123,12 @@ class DeadWatch:
         if self._rule is None:
             return {}
         since_s = self._clock.monotonic() - self._looked_at
-        left = {rank: self._rule.after_s - seen.quiet_s for rank, seen in self._seen.items() if self._is_dead(seen)}
+        after_s = self._rule.after_s
+        left = {
+            rank: 0.0 if seen.is_cancelled else after_s - seen.quiet_s
+            for rank, seen in self._seen.items()
+            if self._is_dead(seen)
+        }
         # The wait ends only after a look that confirms the death, so until then some time is left.
         return {rank: max(left_s - since_s, _SHORTEST_PAUSE_S) if left_s > 0 else 0.0 for rank, left_s in left.items()}
 
@@ -128,8 +140,11 @@ class DeadWatch:
             how = "are dead (" + "; ".join(f"rank {rank}: {self._condition(rank)}" for rank in dead) + ")"
         message = f"round {round_no} needs {ranks_text(dead)}, which {how}{more}"
         logs = f"atoll logs {shlex.quote(self._of.run.run_id)} --rank {ranks_text(dead).partition(' ')[2]}"
+        restarts = "`--max-restarts N` restarts a replica that fails, "
+        if all(rank in self._seen and self._seen[rank].is_cancelled for rank in dead):
+            restarts = ""
         hint = (
-            f"`{logs}` shows the last output; then launch again. `--max-restarts N` restarts a replica that fails, "
+            f"`{logs}` shows the last output; then launch again. {restarts}"
             "a quorum (`DiLoCo(quorum=N)`) continues without it, `--on-dead wait` waits for it"
         )
         return QuorumLost(message, round_no=round_no, missing=missing, timed_out=False, dead=dead, hint=hint)
@@ -145,14 +160,24 @@ class DeadWatch:
         """The records of the newest attempt of a rank; None if it has not started."""
         assert self._rule is not None
         io, run = self._of.io, self._of.run
+        if (cancel := (yield from self._cancel(rank))) is not None:
+            return _Seen((bytes(cancel),), str(_record(cancel).get("why") or "cancelled"), is_cancelled=True)
         beat = yield from io.probe(run.beat(rank), is_awaited=False)
         if beat is None and (yield from io.probe(run.start(rank, 0), is_awaited=False)) is None:
             return None
         attempt = _record(beat).get("attempt")
         attempt = attempt if type(attempt) is int and attempt >= 0 else 0
         outcome = yield from io.probe(run.outcome(rank, attempt), is_awaited=False)
-        ended = "" if outcome is None else _ended(_record(outcome), attempt < self._rule.max_restarts)
-        return _Seen((bytes(beat or b""), bytes(outcome or b"")), ended)
+        record = _record(outcome)
+        ended = "" if outcome is None else _ended(record, attempt < self._rule.max_restarts)
+        return _Seen((bytes(beat or b""), bytes(outcome or b"")), ended, record.get("state") == "cancelled")
+
+    def _cancel(self, rank: int) -> Steps[Buffer | None]:
+        """The record that this rank was cancelled; None if there is none, or if the store does not show it."""
+        try:
+            return (yield from self._of.io.probe(self._of.run.cancelled_rank(rank), is_awaited=False))
+        except StoreError:  # the other records may still be readable
+            return None
 
     def _compare(self, found: dict[int, _Seen | None]) -> None:
         """Count the time since the last look for each rank whose records are the same."""

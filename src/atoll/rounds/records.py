@@ -104,14 +104,24 @@ class Claim:
     incarnation: int
     attempt: int
     token: str
+    launch: int = 1
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        """Orders the processes of a rank: attempts are counted from 0 in each launch."""
+        return self.launch, self.attempt
 
     def seal(self) -> bytes:
-        return seal_record({"kind": "claim", **asdict(self)})
+        record = {"kind": "claim", **asdict(self)}
+        if self.launch == 1:
+            del record["launch"]
+        return seal_record(record)
 
     @classmethod
     def open(cls, data: Buffer) -> Claim:
         r = open_record(data, kind="claim")
-        return cls(whole(r.get("rank")), whole(r.get("incarnation")), whole(r.get("attempt")), text(r.get("token")))
+        numbers = [whole(r.get(name)) for name in ("rank", "incarnation", "attempt")]
+        return cls(numbers[0], numbers[1], numbers[2], text(r.get("token")), whole(r.get("launch", 1)))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from atoll.errors import CorruptUpdate, KeyNotFound
 from atoll.rounds.catch_up import snapshot_rounds
 from atoll.rounds.context import RoundContext
 from atoll.rounds.io import Gather, Steps
-from atoll.rounds.join import latest_claims, read_agreement
+from atoll.rounds.join import present_claims, read_agreement
 from atoll.rounds.keys import RoundKeys
 from atoll.rounds.records import Ack, Snapshot
 
@@ -69,7 +69,7 @@ def _needed_from(context: RoundContext, leases: Leases) -> Steps[int | None]:
     io, keys = context.io, context.keys
     now = io.clock.monotonic()
     needed: list[int] = []
-    for rank, claim in (yield from latest_claims(io, keys)).items():
+    for rank, claim in (yield from present_claims(io, keys)).items():
         if claim.has_left:
             continue
         try:

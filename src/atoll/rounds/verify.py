@@ -7,7 +7,7 @@ Reads only; shares the parsing of objects with the rest of the package, but none
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -94,12 +94,18 @@ def _is_being_retired(store: Store, keys: RoundKeys, round_no: int) -> bool:
 
 
 class Verification:
-    """The walk through a run's commits, with the state they lead to."""
+    """The walk through a run's commits, with the state they lead to.
 
-    def __init__(self, store: Store, run_id: str, report: Report, launch: int = 1) -> None:
+    Without `compares_means`, published means are used as they are, and the updates they were made of are not read.
+    """
+
+    def __init__(
+        self, store: Store, run_id: str, report: Report, launch: int = 1, *, compares_means: bool = True
+    ) -> None:
         self._store, self._keys, self._report = store, RoundKeys(run_id, launch), report
+        self._compares_means = compares_means
         try:
-            self._agreement = self._read(self._keys.agreement(), Agreement.open)
+            self.agreement = self._read(self._keys.agreement(), Agreement.open)
         except KeyNotFound as exc:
             if next(iter(store.list(RunKeys(run_id).run_prefix)), None) is None:
                 hint = f"`atoll ps --store {store.uri}` lists what is there"
@@ -108,12 +114,12 @@ class Verification:
             why = "replicas have ended, and none had joined one" if has_ended else "no replica has joined one yet"
             reason = "never_joined" if has_ended else "not_joined_yet"
             raise RoundError(f"run `{run_id}` has no rounds in {store.uri}: {why}", reason=reason) from exc
-        outer = self._agreement.settings.get("outer")
-        self._rule = None if outer is None else OuterRule.from_json(outer)
-        if self._rule is None:
+        outer = self.agreement.settings.get("outer")
+        self.rule = None if outer is None else OuterRule.from_json(outer)
+        if self.rule is None:
             report.notes.append("the run names no outer step, so states were not recomputed")
-        tail = self._agreement.settings.get("averaged_from")
-        self._fragments = self._agreement.layouts
+        tail = self.agreement.settings.get("averaged_from")
+        self._fragments = self.agreement.layouts
         self._tails: list[Any] = tail if isinstance(tail, list) else [tail] * len(self._fragments)
         ends = np.cumsum([layout.size for layout in self._fragments]).tolist()
         self._spans = [slice(end - layout.size, end) for layout, end in zip(self._fragments, ends, strict=True)]
@@ -129,11 +135,11 @@ class Verification:
         if first:
             gone = "round 0" if first == 1 else f"rounds 0 to {first - 1}"
             self._report.notes.append(f"{gone} {'is' if first == 1 else 'are'} no longer in the store and not checked")
-        self._start(first, snapshots)
+        self.start(first, snapshots)
         for round_no in commits:
             if round_no != first + self._report.rounds:
                 raise Difference(f"round {first + self._report.rounds} is missing, but round {round_no} is there")
-            self._round(round_no)
+            self.apply(round_no)
             if round_no + 1 in snapshots:
                 self._compare_snapshot(round_no + 1)
         self._check_records()
@@ -145,23 +151,24 @@ class Verification:
                 self._read(key, parse)
                 self._report.records += 1
 
-    def _start(self, first: int, snapshots: list[int]) -> None:
+    def start(self, first: int, snapshots: Sequence[int]) -> None:
         """Load the state before the first round from the initial weights, or from a snapshot."""
         size = sum(layout.size for layout in self._fragments)
-        self._values: F32 | None = None
+        self.values: F32 | None = None
         self._buffer = np.zeros(size, dtype=np.float32)
         self._started = [False] * len(self._fragments)
         self._previous: str | None = None
         if first == 0:
-            whole = self._read_blob(self._agreement.initial)
-            self._values = initial_values(self._agreement, whole)
-            self._previous = self._agreement.digest
+            whole = self._read_blob(self.agreement.initial)
+            self.values = initial_values(self.agreement, whole)
+            self._previous = self.agreement.digest
         elif first in snapshots:
             self._load_snapshot(first)
         else:
             self._report.notes.append(f"no snapshot of round {first}, so states are checked from the next one on")
 
-    def _round(self, round_no: int) -> None:
+    def apply(self, round_no: int) -> None:
+        """Check a committed round and apply its mean to the state."""
         commit = self._read(self._keys.commit(round_no), Commit.open)
         if self._previous is not None and commit.previous != self._previous:
             raise Difference(f"round {round_no} does not continue the round before it")
@@ -171,21 +178,21 @@ class Verification:
         self._report.rounds += 1
         for refused in commit.rejected:
             self._report.rejected[refused.rank] = self._report.rejected.get(refused.rank, 0) + 1
-        if self._values is None or self._rule is None:
+        if self.values is None or self.rule is None:
             return
         span = self._spans[commit.fragment]
-        values, buffer, is_first = self._values[span], self._buffer[span], not self._started[commit.fragment]
+        values, buffer, is_first = self.values[span], self._buffer[span], not self._started[commit.fragment]
         tail = self._tails[commit.fragment]
         end = values.size if tail is None else int(tail)
-        outer_step(self._rule, values[:end], buffer[:end], mean[:end], is_first=is_first)
-        if self._rule.kind == "average":
+        outer_step(self.rule, values[:end], buffer[:end], mean[:end], is_first=is_first)
+        if self.rule.kind == "average":
             values[end:] = mean[end:]
         else:
             outer_step(_PLAIN, values[end:], None, mean[end:], is_first=is_first)
         self._started[commit.fragment] = True
 
     def _compare_base(self, commit: Commit) -> None:
-        if self._values is None or self._rule is None or not commit.base:
+        if self.values is None or self.rule is None or not commit.base:
             return
         if (found := self._digest()) != commit.base:
             raise Difference(
@@ -194,14 +201,14 @@ class Verification:
         self._report.states += 1
 
     def _digest(self) -> str:
-        assert self._values is not None
-        has_buffer = self._rule is not None and self._rule.kind == "nesterov" and self._rule.momentum > 0
-        return state_digest(self._values, self._buffer if has_buffer else None)
+        assert self.values is not None
+        has_buffer = self.rule is not None and self.rule.kind == "nesterov" and self.rule.momentum > 0
+        return state_digest(self.values, self._buffer if has_buffer else None)
 
     def _mean(self, commit: Commit) -> F32:
         """The mean of a round from the updates it names; each chunk is compared with the published one."""
         layout = self._fragments[commit.fragment]
-        grid = Grid(layout.size, self._agreement.chunk)
+        grid = Grid(layout.size, self.agreement.chunk)
         offers = [self._offer(commit, named, layout, grid) for named in commit.contributions]
         result = np.empty(layout.size, dtype=np.float32)
         for chunk in range(len(grid)):
@@ -216,7 +223,7 @@ class Verification:
     def _compared_mean(self, commit: Commit, offers: list[Offer], grid: Grid, chunk: int) -> F32:
         """A published chunk, compared with the mean of its contributions if all of them are in the store."""
         participants, layout = Participants.of_commit(commit), self._fragments[commit.fragment]
-        how = codec(self._agreement.mean_codec)
+        how = codec(self.agreement.mean_codec)
         name = MeanName(
             commit.run_id, commit.round_no, commit.fragment, participants.id, layout.hash, how.name, grid, chunk
         )  # fmt: skip
@@ -226,6 +233,8 @@ class Verification:
             part not in (None, offer.chunks[chunk]) for part, offer in zip(found.parts, offers, strict=True)
         ):
             raise Difference(f"round {commit.round_no}, chunk {chunk}: the mean names other updates than the commit")
+        if not self._compares_means:
+            return theirs
         used = [offer for part, offer in zip(found.parts, offers, strict=True) if part is not None]
         self._report.left_out += len(offers) - len(used)
         parts = [self._part(offer, grid, chunk) for offer in used]
@@ -283,7 +292,7 @@ class Verification:
         if "values" not in buffers:
             self._report.notes.append(f"the snapshot of round {round_no} has no section `values`")
             return
-        self._values = np.frombuffer(buffers["values"], dtype="<f4").astype(np.float32)
+        self.values = np.frombuffer(buffers["values"], dtype="<f4").astype(np.float32)
         if "momentum" in buffers:
             self._buffer = np.frombuffer(buffers["momentum"], dtype="<f4").astype(np.float32)
         self._started = [bool(flag) for flag in record.meta.get("started", [True] * len(self._fragments))]
@@ -292,12 +301,12 @@ class Verification:
         record, buffers = self._snapshot(round_no)
         if record.previous != self._previous:
             raise Difference(f"the snapshot of round {round_no} belongs to another history")
-        if self._values is None:
+        if self.values is None:
             self._load_snapshot(round_no)
             return
-        if self._rule is None or "values" not in buffers:
+        if self.rule is None or "values" not in buffers:
             return
-        ours = {"values": self._values, "momentum": self._buffer}
+        ours = {"values": self.values, "momentum": self._buffer}
         for name, theirs in buffers.items():
             if name in ours and bytes(theirs) != ours[name].astype("<f4").tobytes():
                 raise Difference(f"the `{name}` of the snapshot of round {round_no} differ from the recomputed ones")

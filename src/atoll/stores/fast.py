@@ -1,4 +1,4 @@
-"""Optional abilities of stores: large objects without copies, and requests with a shorter timeout.
+"""Optional abilities of stores: large objects without copies, sizes of objects, and requests with a shorter timeout.
 
 A store with the method has the ability. For any other store the functions here use the five methods of the port.
 The clauses of the contract (S1-S15) hold either way.
@@ -35,6 +35,23 @@ class Recycling(Protocol):
 def recycles(store: Store) -> bool:
     """Whether the store reuses the space of deleted objects, so that a late reader may see other bytes."""
     return getattr(store, "recycles", False) is True  # `isinstance` with a protocol takes longer than deleting a file
+
+
+@runtime_checkable
+class SizeLister(Protocol):
+    """A store that lists objects with their sizes as cheaply as without."""
+
+    def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Every key that starts with `prefix`, sorted, with the bytes of the object."""
+        ...
+
+
+def list_sizes(store: Store, prefix: str = "") -> Iterator[tuple[str, int | None]]:
+    """Every key that starts with `prefix`, sorted, with the bytes of the object; None if the store cannot say."""
+    if isinstance(store, SizeLister):
+        yield from store.list_sizes(prefix)
+    else:
+        yield from ((key, None) for key in store.list(prefix))
 
 
 class Body(Protocol):

@@ -36,6 +36,8 @@ class FsspecStore:
             self._fs, self._root = core.url_to_fs(self.uri, **options)
         except (ValueError, ImportError) as exc:
             raise ConfigError(f"fsspec cannot open {uri!r}: {exc}") from exc
+        except OSError as exc:
+            raise StoreUnavailable(f"cannot reach {uri!r}: {exc}", uri=uri) from exc
         self._root = str(self._root).rstrip("/")
         self._refuse_without_create()
         self._lock, self._is_probed = Lock(), False

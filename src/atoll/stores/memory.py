@@ -76,6 +76,12 @@ class MemoryStore:
             found = sorted(key for key in self._objects.by_key if key.startswith(prefix))
         return iter(found)
 
+    def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        check_prefix(prefix)
+        with self._objects.lock:
+            found = sorted((key, len(data)) for key, data in self._objects.by_key.items() if key.startswith(prefix))
+        return iter(found)
+
     def delete(self, key: str) -> None:
         with self._objects.lock:
             self._objects.by_key.pop(check_key(key), None)

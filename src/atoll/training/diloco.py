@@ -45,6 +45,7 @@ from atoll.training.feedback import ErrorFeedback, is_wanted
 from atoll.training.inner import Feed, InnerOptimizers, Stateful, StepCounter, elements
 from atoll.training.loop import OuterLoop, StoppableClock
 from atoll.training.model import BufferPolicy, ModelVector, check_optimizers, local_buffers, restore_buffers
+from atoll.training.origin import load_origin
 from atoll.training.outer import Average, Nesterov, Stream, agreed_rule, default_codec
 from atoll.validation import COUNT, SWITCH, Kind, a, is_count, is_number, is_whole, one_of
 
@@ -111,7 +112,8 @@ class DiLoCo:
         self._last_round: int | None = None
         self._feed: Feed[Any] | None = None
         self._saved: dict[str, Any] = {}
-        self._checkpoints = Checkpoints(self.ctx.store, self.ctx.run_id, self.ctx.rank, launch=self.ctx.launch)
+        rounds_of = self.ctx.rounds_of or self.ctx.launch
+        self._checkpoints = Checkpoints(self.ctx.store, self.ctx.run_id, self.ctx.rank, launch=rounds_of)
         self._progress = Progress(self.ctx)
         self._join(outer or Nesterov(), codec, error_feedback, mean_codec=mean_codec, tuning=tuning, chunk=given.chunk)
 
@@ -119,12 +121,15 @@ class DiLoCo:
 
     def _join(self, rule: OuterRule, codec: str | None, error_feedback: bool | None, **options: Any) -> None:
         vector = ModelVector(self._model, self._buffers, self._stream.fragments)
+        if self.ctx.from_run is not None:
+            load_origin(self.ctx, vector)
         codec = codec or default_codec(rule)
         rule = agreed_rule(rule, codec)
         self._client = RoundClient(
             self.ctx.store, self.ctx.run_id, self.ctx.rank, self.ctx.world_size,
-            layouts=vector.layouts, attempt=self.ctx.attempt, launch=self.ctx.launch, codec_name=codec,
-            quorum=self._quorum, clock=self._clock, settings=self._agreed_settings(rule, vector), **options,
+            layouts=vector.layouts, attempt=self.ctx.attempt, launch=self.ctx.launch,
+            rounds_of=self.ctx.rounds_of, codec_name=codec, quorum=self._quorum, clock=self._clock,
+            settings=self._agreed_settings(rule, vector), **options,
         )  # fmt: skip
         residuals = ErrorFeedback(codec, vector.fragments) if is_wanted(error_feedback, codec) else None
         try:

@@ -36,6 +36,15 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
     assert bundle.key == f"bundles/{bundle.digest}.tar.gz"
 
 
+@pytest.mark.parametrize("in_git", [pytest.param(True, marks=pytest.mark.process), False])
+def test_folders_that_change_with_every_run_are_left_out(tmp_path: Path, in_git: bool) -> None:
+    root = plant(tmp_path / "code", {"a.py": "a", "runs/x.json": "{}", "runs2/y.py": "y"})
+    if in_git:
+        subprocess.run(["git", "init", "-q", root], check=True)
+    (tmp_path / "link").symlink_to(root / "runs")
+    assert set(members(build(root, without=[tmp_path / "link", tmp_path / "other", root]))) == {"a.py", "runs2/y.py"}
+
+
 def test_equal_folders_give_equal_bytes_whatever_else_differs(tmp_path: Path) -> None:
     tree = {"b/c.py": "c", "a.py": "a", "run.sh": "#!/bin/sh\n", "é.txt": "é", "long/" * 30 + "name": "x"}
     one = plant(tmp_path / "one", tree)

@@ -125,3 +125,21 @@ def test_the_pace_and_the_phase_are_in_the_heartbeat(bench):
     bench.problem()
     beat = bench.beat()
     assert (beat["phase"], beat["round_no"], beat["rounds_total"], beat["round_s"]) == ("running", 6, 40, 2.5)
+
+
+def test_a_replaced_attempt_sends_no_more_heartbeats(bench):
+    plan = {**PLAN, "ranks": [0], "store_stops": True, "is_claimed": True}
+    uploader = Uploader(bench.spool, plan, -1, bench._write_end)
+    uploader.__dict__["_store"] = bench.store
+    uploader._read_commands(b"started 0 0\n")
+    uploader._upload_all()
+    assert bench.beat()["attempt"] == 0
+    bench.store.create(RunKeys("r").start(0, 1), b"{}")
+    bench.store.put(RunKeys("r").beat(0), b'{"attempt": 1}')
+    assert uploader._stops is not None
+    uploader._stops._look_at = 0.0
+    uploader._uploads[0, 0]._beat_at = -100.0
+    uploader._upload_all()
+    assert bench.beat() == {"attempt": 1}
+    assert list(bench.link.stored_ranks()) == []
+    assert bench.link.stops == [("replaced", 0)]

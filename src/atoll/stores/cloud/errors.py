@@ -114,6 +114,12 @@ def translated(answer: Answer, verb: str, uri: str, key: str) -> StoreError:
     return _by_status(answer, message, uri, key)
 
 
+def unusable(answer: Answer, uri: str) -> StoreError:
+    """The error for settings with which no client can be made, such as an access key without its secret."""
+    hint = "check the credentials in the environment; `docs/stores.md` says where they are searched for"
+    return StoreRefused(f"cannot open {uri}: {answer.words}", uri=uri, reason="credentials", hint=hint)
+
+
 def _xml_words(body: re.Match[str]) -> str:
     """The code and the message of an XML body."""
     return ": ".join(found[1] for found in (_CODE.search(body[0]), _MESSAGE.search(body[0])) if found) or body[0]

@@ -25,7 +25,7 @@ from atoll.registry import require
 from atoll.stores.base import Buffer, Data, check_key, check_prefix, check_range, pieces
 from atoll.stores.cloud.address import CloudAddress, parse_address
 from atoll.stores.cloud.client import CloudSettings, build_client, is_custom_endpoint
-from atoll.stores.cloud.errors import Answer, answer_of, translated
+from atoll.stores.cloud.errors import Answer, answer_of, translated, unusable
 from atoll.stores.cloud.stream import DirectReader
 from atoll.stores.fast import Body, BufferBody
 from atoll.stores.probe import probe_create
@@ -111,15 +111,23 @@ class CloudStore:
         self._create(key, path, parts)
 
     def list(self, prefix: str = "") -> Iterator[str]:
+        # Sorted here, because S3 Express and some clones list in another order.
+        return iter(sorted(key for key, _ in self._listed(prefix)))
+
+    def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        return iter(sorted((key, int(entry["size"])) for key, entry in self._listed(prefix)))
+
+    def _listed(self, prefix: str) -> Sequence[tuple[str, Any]]:
+        """Each key that starts with `prefix`, with what the service says about the object."""
         folder = check_prefix(prefix).rpartition("/")[0]
         within = "/".join(part for part in (self.address.prefix, folder) if part) or None
 
-        def collect(client: Client) -> Sequence[str]:
-            found = (self.address.key(entry["path"]) for page in client.list(within, chunk_size=1000) for entry in page)
-            return sorted(key for key in found if key.startswith(prefix))
+        def collect(client: Client) -> Sequence[tuple[str, Any]]:
+            pages = client.list(within, chunk_size=1000)
+            found = ((self.address.key(entry["path"]), entry) for page in pages for entry in page)
+            return [each for each in found if each[0].startswith(prefix)]
 
-        # Sorted here, because S3 Express and some clones list in another order.
-        return iter(self._request("list", prefix, collect))
+        return self._request("list", prefix, collect)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -212,8 +220,14 @@ class CloudStore:
         with self._lock:
             known = self._clients.get(timeout_s)
             if known is None or known is instead_of:
-                known = self._clients[timeout_s] = build_client(self.address, self._settings, timeout_s)
+                known = self._clients[timeout_s] = self._new_client(timeout_s)
             return known
+
+    def _new_client(self, timeout_s: float) -> Client:
+        try:
+            return build_client(self.address, self._settings, timeout_s)
+        except require("obstore.exceptions", extra="cloud").BaseError as exc:  # one key of a pair is missing
+            raise unusable(answer_of(exc), self.uri) from exc
 
 
 class _PastTheEnd(Exception):

@@ -110,6 +110,11 @@ class FileStore:
         start = path_of(self._root, folder, is_folder=True) if folder else self._root
         return self._walk(start, folder + slash, prefix)
 
+    def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        for key in self.list(prefix):
+            with suppress(FileNotFoundError, NotADirectoryError):  # deleted since
+                yield key, os.stat(self._path(key)).st_size
+
     def delete(self, key: str) -> None:
         path = self._path(key)
         with file_errors("delete", self.uri, key):

@@ -103,8 +103,9 @@ class Manager:
         def make_client(layouts: list[Layout]) -> RoundClient:
             return RoundClient(
                 replica.store, replica.run_id, replica.rank, replica.world_size,
-                layouts=layouts, attempt=replica.attempt, launch=replica.launch, codec_name=codec,
-                mean_codec=mean_codec, quorum=quorum, tuning=tuning, settings={"trainer": "torchft"},
+                layouts=layouts, attempt=replica.attempt, launch=replica.launch,
+                rounds_of=replica.rounds_of, codec_name=codec, mean_codec=mean_codec, quorum=quorum, tuning=tuning,
+                settings={"trainer": "torchft"},
             )  # fmt: skip
 
         self._rounds = TorchftRounds(replica.rank, make_client, snapshot_every, is_strict=quorum.is_strict)
@@ -383,6 +384,7 @@ class ReplicaAddress(NamedTuple):
     run_id: str
     attempt: int
     launch: int = 1
+    rounds_of: int | None = None
 
     @classmethod
     def of(
@@ -395,7 +397,7 @@ class ReplicaAddress(NamedTuple):
     ) -> ReplicaAddress:
         if isinstance(store, ReplicaContext):
             name, tried = run_id or store.run_id, attempt or store.attempt
-            return cls(store.store, store.rank, store.world_size, name, tried, store.launch)
+            return cls(store.store, store.rank, store.world_size, name, tried, store.launch, store.rounds_of)
         from atoll.training.allreduce import ObjectStoreAllReduce
 
         if isinstance(store, ObjectStoreAllReduce):

@@ -142,6 +142,14 @@ def test_no_credentials_at_all_is_a_refusal_with_the_ways_to_give_some(aws: Fake
     assert caught.value.__cause__ is not None
 
 
+def test_a_key_without_its_secret_is_a_refusal_of_the_store(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "alone")
+    with pytest.raises(StoreRefused, match="SecretAccessKey") as caught:
+        open_store(aws).get("a")
+    assert (caught.value.reason, caught.value.exit_code) == ("credentials", 4)
+    assert caught.value.hint
+
+
 def test_expired_credentials_are_replaced_and_the_request_made_again(
     aws: FakeAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
