@@ -74,6 +74,9 @@ def many(ctx, *, lines):
     for n in range(lines):
         print("line", n)
 
+def odd(ctx):
+    return {"model": object()}
+
 def nan(ctx):
     ctx.log(round_no=0, loss=float("nan"))
 '''

@@ -109,6 +109,43 @@ def test_cancel_of_several_stops_all_it_can_and_says_what_it_could_not(cli):
     assert [found.get("state", found.get("error")) for found in done.data["runs"]] == ["RunNotFound", "cancelled"]
 
 
+def test_cancel_of_ranks_stops_these_and_says_what_the_others_do(cli):
+    run = cli.detached("job:until", "-n", 4, "--arg", f"gate={cli.folder / 'gate'}")
+    done = cli("cancel", run, "--rank", "1-2")
+    assert done.code == 0
+    assert "ranks 1-2 are stopped" in done.stderr
+    assert "ranks 0,3 go on" in done.stderr
+    states = [replica["state"] for replica in cli("status", run, "--json").data["replicas"]]
+    assert states == ["running", "cancelled", "cancelled", "running"]
+    again = cli("cancel", run, "--rank", "2", "--json")
+    assert again.code == 0
+    over = {"was": "running", "state": "running", "was_over": True, "recorded": True}
+    assert again.data["runs"] == [{"run_id": run, "ranks": [2], **over}]
+    (cli.folder / "gate").touch()
+    assert cli("wait", run).code == 1, "not every replica succeeded"
+    assert labels(cli) == []
+
+
+def test_cancel_of_ranks_needs_no_store(cli):
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
+    shutil.rmtree(open_store(cli("status", run, "--json").data["store"]).root)
+    (row,) = cli("cancel", run, "--rank", "1", "--json").data["runs"]
+    assert (row["ranks"], row["state"], row["recorded"]) == ([1], "running", False)
+    cli("cancel", run)
+    assert labels(cli) == []
+
+
+def test_cancel_refuses_ranks_that_are_not_there_and_ranks_of_several_runs(cli):
+    run = cli.detached("job:until", "-n", 2, "--arg", f"gate={cli.folder / 'gate'}")
+    for given in ("2", "x"):
+        done = cli("cancel", run, "--rank", given, "--json")
+        assert (done.code, done.error["code"]) == (2, "ConfigError")
+    several = cli("cancel", run, "nope", "--rank", "0", "--json")
+    assert (several.code, several.error["code"]) == (2, "UsageError")
+    assert cli("status", run, "--json").data["state"] == "running"
+    cli("cancel", run)
+
+
 def test_sweep_shows_then_stops_what_a_dead_run_left(cli, inside, stray):
     shown = cli("sweep", "--dry-run")
     assert shown.code == 0
@@ -229,6 +266,14 @@ def test_doctor_reports_a_mistake_in_the_configuration(inside):
     assert "`replicas`?" in next(c["message"] for c in done.data["checks"] if c["name"] == "config")
 
 
+def test_doctor_prints_the_permissions_of_a_launcher(inside):
+    words = ("doctor", "kubernetes", "--permissions", "--setting", "namespace=team-a")
+    found = inside(*words, "--json").data["permissions"]
+    assert (found["kind"], found["metadata"]["namespace"]) == ("Role", "team-a")
+    assert "kubectl -n team-a create rolebinding" in inside(*words).stdout
+    assert inside("doctor", "local", "--permissions").code == 2
+
+
 def test_doctor_is_code_3_when_only_the_backend_is_in_trouble(inside):
     (inside.folder / "atoll.toml").write_text('[executors.local]\nroot = "/proc/none"\n')
     done = inside("doctor", "--json")
@@ -281,3 +326,19 @@ def test_backends_lists_what_is_registered(cli):
     assert any(line.split()[:2] == ["local", "ready"] for line in done.stdout.splitlines())
     assert any(line.split()[:2] == ["file", "ready"] for line in done.stdout.splitlines())
     assert cli("backends", "--json").data["adapters"][0]["kind"] == "executor"
+
+
+def test_deploy_is_refused_where_nothing_has_to_be_deployed(inside):
+    done = inside("deploy", "local", "--json")
+    assert done.code == 2
+    assert done.error["code"] == "ConfigError"
+
+
+@pytest.mark.server
+@pytest.mark.process
+def test_deploy_tells_what_it_left(inside, modal_peer):
+    modal_peer.engine.functions.clear()
+    done = inside("deploy", "modal", "--json", "--setting", 'image="registry.invalid/team/train:1"')
+    assert done.code == 0
+    assert done.data["deployment"]["name"] == "atoll"
+    assert modal_peer.engine.find("atoll", "replica") is not None

@@ -53,7 +53,7 @@ def test_every_command_has_help_json_and_a_section(name):
 
 
 def test_every_command_that_was_promised_is_there():
-    promised = "run plan ps status logs wait cancel result sweep doctor version config top completion backends"
+    promised = "run plan ps status logs wait cancel result sweep doctor deploy version config top completion backends"
     assert set(promised.split()) <= set(COMMANDS)
 
 

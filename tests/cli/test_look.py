@@ -11,7 +11,7 @@ import pytest
 from cli_terminal import terminal
 
 from atoll import journal
-from atoll.runs.run import prepare
+from atoll.runs.prepare import prepare
 
 
 def test_status_shows_the_run_and_every_rank(finished):
@@ -219,6 +219,17 @@ def test_result_is_one_line_of_json_per_rank(finished):
     done = finished.cli("result", finished.ok)
     assert done.code == 0
     assert done.stdout == 'rank 0: {"rank": 0}\nrank 1: {"rank": 1}\n'
+
+
+def test_warnings_about_return_values_are_shown_with_the_run(inside):
+    started = inside("run", "job:odd", "--replicas", "2", "--wait", "--json").data
+    run, warning = started["run_id"], "result.model: a `object` is not JSON; its repr is kept"
+    assert [outcome["warnings"] for outcome in started["result"]["outcomes"]] == [[warning]] * 2
+    assert [rank["warnings"] for rank in inside("status", run, "--json").data["replicas"]] == [[warning]] * 2
+    line = f"ranks 0-1: {warning}"
+    assert f"warning: {line}\n" in inside("result", run).stderr
+    assert f"warning: {line}\n" in inside("wait", run).stderr
+    assert line in inside("status", run).stdout
 
 
 def test_result_of_a_failed_run_is_code_1_with_the_traceback(finished, inside):

@@ -15,7 +15,8 @@ from atoll.cli.output import Output
 from atoll.cli.watch import OutageReporter, watch
 from atoll.errors import BackendUnavailable, StoreUnavailable
 from atoll.registry import open_store
-from atoll.runs.run import Run, prepare
+from atoll.runs.prepare import prepare
+from atoll.runs.run import Run
 from atoll.testing.fakes import FakeClock, FaultyStore
 from services.fault_proxy import Fault, FaultProxy
 from services.stores import Service

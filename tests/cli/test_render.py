@@ -33,6 +33,8 @@ from atoll.cli.render import (
     Rounds,
     counts_text,
     elapsed_s,
+    held_ranks,
+    held_text,
     live_table,
     most_important,
     next_commands,
@@ -215,6 +217,23 @@ def test_a_full_disk_is_named_with_its_ranks_unless_all_have_it():
     assert progress_line(some).endswith(", disk full: /s (ranks 0-1)")
     assert status_json("r", some)["problems"] == ["disk full: /s"]
     assert problems_text(STATUS) == ""
+
+
+def test_what_holds_replicas_back_is_said_once_for_each_reason():
+    def pending(rank: int, reason: Reason, message: str) -> ReplicaStatus:
+        return ReplicaStatus(rank, ReplicaState.PENDING, reason, message)
+
+    status = RunStatus(
+        (
+            pending(0, Reason.IMAGE, "ErrImagePull: nope"),
+            pending(1, Reason.STARTING, "ContainerCreating"),
+            pending(2, Reason.UNSCHEDULABLE, "no node"),
+            pending(3, Reason.IMAGE, "ImagePullBackOff: nope"),
+        )
+    )
+    assert held_ranks(status.replicas) == {Reason.IMAGE: [0, 3], Reason.UNSCHEDULABLE: [2]}
+    assert held_text(status.replicas) == "image: ErrImagePull: nope (ranks 0,3); unschedulable: no node (rank 2)"
+    assert held_text(STATUS.replicas) == ""
 
 
 def test_a_progress_line_leaves_out_what_the_dead_and_the_silent_said_last():

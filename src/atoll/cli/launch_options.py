@@ -18,11 +18,12 @@ import click
 
 from atoll import units
 from atoll.cli.output import Output, cut
+from atoll.entry import Entry
 from atoll.errors import ConfigError, InvalidSpec, Problems
 from atoll.runs import config
 from atoll.runs.config import FIELDS
-from atoll.runs.run import Draft, prepare
-from atoll.spec import Entry
+from atoll.runs.parts import place_text
+from atoll.runs.prepare import Draft, prepare
 
 F = TypeVar("F", bound=Callable[..., Any])
 _RANKS = re.compile(r"(\d+)(?:-(\d+))?\Z")
@@ -59,6 +60,11 @@ store_option = click.option(
 )
 
 
+launch_option = click.option(
+    "--launch", type=click.IntRange(1), metavar="N", help="The Nth launch of a resumed run.  [default: the newest]"
+)
+
+
 def pairs(given: Sequence[str], option: str, *, as_json: bool = False) -> dict[str, Any]:
     """`("a=1", "b=x")` as a mapping; with `as_json`, values that are valid JSON are parsed, others stay text."""
     found: dict[str, Any] = {}
@@ -84,6 +90,13 @@ def _not_a_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def rank_option(*, help: str, default: str | None = None) -> Callable[[Any], Any]:  # noqa: A002  click's name
+    """`--rank`, which may be repeated; the command gets one text, such as `0,2`."""
+    return click.option(
+        "--rank", multiple=True, metavar="K", help=help, callback=lambda _c, _o, given: ",".join(given) or default
+    )
+
+
 def ranks(text: str, replicas: int) -> list[int]:
     """The ranks of `all`, `2` or `0-3,7`, in order, each once."""
     if text == "all":
@@ -100,10 +113,24 @@ def ranks(text: str, replicas: int) -> list[int]:
     return sorted(found)
 
 
+setting_option = click.option(
+    "--setting",
+    "--set",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of the backend; of one part: BACKEND.NAME=VALUE.",
+)
+
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("entry", required=False),
     click.option("-n", "--replicas", metavar="N", help="Number of replicas.  [default: 1]"),
-    click.option("--on", metavar="BACKEND", shell_complete=complete_backend, help="The backend.  [default: local]"),
+    click.option(
+        "--on",
+        multiple=True,
+        metavar="BACKEND[:N]",
+        shell_complete=complete_backend,
+        help="The backend, or N replicas of the run on it; may be repeated.  [default: local]",
+    ),
     click.option("--store", metavar="URI", help="The store: a folder, s3://bucket/prefix, ..."),
     click.option(
         "--arg", "arg", multiple=True, metavar="NAME=VALUE", help="An argument: parsed if it is JSON, otherwise text."
@@ -115,6 +142,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--memory-gib", metavar="GIB", help="Memory for each replica."),
     click.option("--image", metavar="IMAGE", help="The container image."),
     click.option("--timeout", metavar="TIME", help="Time limit of a replica: 90, 90s, 15m, 2h, 1d.  [default: 1d]"),
+    click.option("--max-cost", type=float, metavar="USD", help="A time limit by which the run costs at most this."),
     click.option("--grace", metavar="TIME", help="Time for a replica to stop before it is killed.  [default: 10s]"),
     click.option("--max-restarts", metavar="N", help="How often a failed replica is restarted.  [default: 0]"),
     click.option(
@@ -126,9 +154,11 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the replicas."),
     click.option("--secret", multiple=True, metavar="NAME=REF", help="A secret by reference, such as env:HF_TOKEN."),
     click.option("--rank-env", metavar="NAME", help="An additional variable that holds the rank."),
+    click.option("--from", "from_run", metavar="RUN", help="Start from the agreed weights of another run."),
+    click.option("--from-round", type=click.IntRange(0), metavar="N", help="Its weights after N rounds, not the last."),
     click.option("--run-id", metavar="ID", help="With the same id and content, an existing run is adopted."),
     click.option("--workspace", metavar="DIR", help="Send this folder as a code bundle."),
-    click.option("--setting", multiple=True, metavar="NAME=VALUE", help="A setting of the backend."),
+    setting_option,
     click.option("--profile", metavar="NAME", help="A [profiles.NAME] table of atoll.toml."),
 ]
 
@@ -145,7 +175,7 @@ def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -
     problems = Problems()
     flags: dict[str, Any] = {}
     for name in FIELDS:
-        if options[name] is not None:
+        if options[name] is not None and options[name] != ():
             flags[name] = problems.trying(partial(_flag_value, name, options[name]))
     tables: dict[str, Callable[[], dict[str, Any]]] = {
         "args": lambda: _arguments(options),
@@ -169,7 +199,8 @@ def draft(out: Output, options: Mapping[str, Any], script_args: Sequence[str]) -
         out.say(f"warning: {warning}")
     launch = settings.launch_options()
     launch["settings"] = {**launch.get("settings", {}), **own}
-    made = problems.trying(lambda: _prepared(launch, argv=tuple(script_args), run_id=options["run_id"]))
+    more = {name: options[name] for name in ("run_id", "from_run", "from_round", "max_cost")}
+    made = problems.trying(lambda: _prepared(launch, argv=tuple(script_args), **more))
     problems.raise_any("this run")
     assert made is not None
     return made
@@ -186,12 +217,13 @@ def _prepared(launch: Mapping[str, Any], **more: Any) -> Draft:
     return prepare(**launch, **more)
 
 
-def _flag_value(name: str, text: str) -> Any:
+def _flag_value(name: str, text: str | Sequence[str]) -> Any:
     """The value of a flag, read as in a file."""
     try:
         return FIELDS[name].read(text)
     except ValueError as exc:
-        raise InvalidSpec("the command line", [f"{config.flag_of(name)}=`{text}`: {exc}"]) from exc
+        shown = text if isinstance(text, str) else ",".join(text)
+        raise InvalidSpec("the command line", [f"{config.flag_of(name)}=`{shown}`: {exc}"]) from exc
 
 
 def announce(out: Output, made: Draft) -> None:
@@ -201,7 +233,8 @@ def announce(out: Output, made: Draft) -> None:
     gpu = f" with {placement.gpu}" if placement.gpu else ""
     limit = units.duration_text(placement.timeout_s)
     run_id = out.paint(made.spec.run_id, "bold", on_stderr=True)
-    out.say(f"{run_id}  {made.spec.task.entry} on {made.executor.name}: {count}{gpu}, at most {limit}")
+    where = place_text(made.spec, made.executor)
+    out.say(f"{run_id}  {made.spec.task.title} on {where}: {count}{gpu}, at most {limit}")
     out.say(f"  store {made.store.uri}", "dim")
     for line in _inputs(made):
         out.say(f"  {line}", "dim")
@@ -213,11 +246,11 @@ def say_notes(out: Output, made: Draft) -> None:
     """Print what a user should know before the launch; the price is last."""
     task = made.spec.task
     if task.code.kind == "image":
-        place = Entry.parse(task.entry).script or Entry.parse(task.entry).module
-        out.say(
-            f"  note: the image must contain `{place}`, which is not checked; `--workspace .` sends this folder instead"
-        )
-    for note in made.plan.notes:
+        place = task.program[0] if task.program else Entry.of_record(task.entry).place
+        instead = "" if task.program else "; `--workspace .` sends this folder instead"
+        owner = "the image must contain" if made.executor.capabilities.images else "each machine must have"
+        out.say(f"  note: {owner} `{place}`, which is not checked{instead}")
+    for note in made.notes():
         out.say(f"  note: {note}")
 
 
@@ -226,6 +259,8 @@ def _inputs(made: Draft) -> Iterator[str]:
     task, secrets = made.spec.task, made.spec.placement.secrets
     if task.args:
         yield "arguments " + ", ".join(f"{name}={_short(value)}" for name, value in task.args.items())
+    if task.origin:
+        yield f"starts from run {task.origin['run']} after {task.origin['round']} rounds"
     if task.argv:
         yield f"script arguments {' '.join(map(shlex.quote, task.argv))}"
     if secrets:
@@ -240,7 +275,8 @@ def _short(value: Any) -> str:
 def draft_json(made: Draft) -> dict[str, Any]:
     """The draft for programs."""
     bundle = asdict(made.bundle.manifest) if made.bundle is not None else None
-    return {"plan": made.plan.to_json(), "spec": made.spec.to_json(), "store": made.store.uri, "bundle": bundle}
+    plan = {**made.plan.to_json(), "notes": made.notes()}
+    return {"plan": plan, "spec": made.spec.to_json(), "store": made.store.uri, "bundle": bundle}
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:

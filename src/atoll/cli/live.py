@@ -40,7 +40,9 @@ from atoll.cli.watch import OutageReporter, RoundPoller, View
 from atoll.errors import AtollError
 from atoll.rounds.metrics import Waiting
 from atoll.rounds.timeline import RoundRecord
-from atoll.runs.run import Run, could_restart
+from atoll.runs.cost import Cost
+from atoll.runs.parts import place_text
+from atoll.runs.run import Run, could_restart, watched
 from atoll.status import RunStatus
 
 RICH_STYLES = {
@@ -122,20 +124,23 @@ class _Observation(NamedTuple):
     records: Mapping[int, RoundRecord] = {}
     error: AtollError | None = None
     """Why the status could not be read again."""
+    cost: Cost | None = None
 
 
 def _observations(run: Run, status: RunStatus, poller: RoundPoller) -> Iterator[_Observation]:
-    """The run every second, until it has ended."""
+    """The run every second, and when something changes, until it has ended."""
     error: AtollError | None = None
-    while True:
-        yield _Observation(status, poller.waiting(status), poller.records(refresh=status.is_terminal), error)
-        if status.is_terminal:
-            return
-        time.sleep(_STATUS_EVERY_S)
-        try:
-            status, error = run.status(), None
-        except AtollError as exc:
-            error = exc
+    with watched(run) as (same, pause):
+        while True:
+            records, cost = poller.records(refresh=status.is_terminal), run.cost(status)
+            yield _Observation(status, poller.waiting(status), records, error, cost)
+            if status.is_terminal:
+                return
+            pause(_STATUS_EVERY_S)
+            try:
+                status, error = same.status(), None
+            except AtollError as exc:
+                error = exc
 
 
 @contextmanager
@@ -225,8 +230,8 @@ def _top_picture(run: Run, seen: _Observation, trend: Trend, outage: str, consol
     rows -= phases_lines
     hidden = len(status.replicas) - rows
     parts: list[RenderableType] = [
-        _headline(run.id, status, now),
-        Text(f"{run.spec.task.entry} on {run.executor.name}, {run.store.uri}", style="dim", no_wrap=True),
+        _headline(run.id, status, now, seen.cost),
+        Text(f"{run.spec.task.title} on {_place(run)}, {run.store.uri}", style="dim", no_wrap=True),
         Text(),
         _drawn(top_table(status, now=now, bars=trend.bars, limit=rows), console),
     ]
@@ -246,8 +251,8 @@ def _phases_lines(records: int, replicas: int, lines: int) -> int:
     return given if records and given > _PHASES_FIXED_LINES else 0
 
 
-def _headline(run_id: str, status: RunStatus, now: float) -> Text:
-    """Run, state, time, counts, rounds."""
+def _headline(run_id: str, status: RunStatus, now: float, cost: Cost | None = None) -> Text:
+    """Run, state, time, counts, rounds, cost."""
     took, rounds = elapsed_s(status, now), str(Rounds.of(status))
     return Text.assemble(
         (run_id, "bold"),
@@ -256,6 +261,7 @@ def _headline(run_id: str, status: RunStatus, now: float) -> Text:
         f"  {units.duration_text(took)}" if took is not None else "",
         (f"  {counts_text(status)}", "dim"),
         f"  round {rounds}" if rounds else "",
+        f"  {cost}" if cost is not None else "",
     )
 
 
@@ -295,3 +301,7 @@ def waiting_lines(
     )
     shown = [Text(text, style="yellow") for text in texts if text]
     return [line for text in shown for line in text.wrap(console, console.width)] or [Text()]
+
+
+def _place(run: Run) -> str:
+    return place_text(run.spec, run.executor)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from atoll import units
 from atoll.cli.output import Cell, Column, Table, cut, one_line
 from atoll.cli.waits import SILENT_S
-from atoll.result import ReplicaOutcome, RunResult, again_text, ranks_text
+from atoll.result import ReplicaOutcome, RunResult, again_text, ranks_text, warning_lines
 from atoll.rounds.metrics import Waiting
 from atoll.status import LOADING, Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.terminal_text import shown_line, shown_text
@@ -35,12 +35,17 @@ STATE_STYLES = {
     ReplicaState.CANCELLED: "warn",
     ReplicaState.LOST: "lost",
 }
+_HELD = frozenset(
+    {Reason.CAPACITY, Reason.QUOTA, Reason.IMAGE, Reason.UNSCHEDULABLE, Reason.CONFIG, Reason.BACKEND, Reason.PREEMPTED}
+)
 _TOTAL_BYTES = "bytes"
 _MOST_METRICS = 8
 _FIXED_METRICS = 2
 """So many metrics keep their columns on a narrow terminal."""
 _MOST_RESTARTS = 4
 """Restarted replicas that a line names."""
+_MOST_LINKED = 4
+"""Replicas whose web pages are listed."""
 _MOST_ENDINGS = 8
 """Ended replicas that `atoll logs` describes one by one."""
 
@@ -101,6 +106,23 @@ def problems_text(status: RunStatus) -> str:
     going = sum(not r.state.is_terminal for r in status.replicas)
     return "; ".join(
         text if len(ranks) == going else f"{text} ({ranks_text(ranks)})" for text, ranks in status.problems().items()
+    )
+
+
+def held_ranks(replicas: Iterable[ReplicaStatus]) -> dict[Reason, list[int]]:
+    """The ranks that wait for what may take long or never come, by reason."""
+    held: dict[Reason, list[int]] = {}
+    for replica in replicas:
+        if replica.state is ReplicaState.PENDING and replica.reason in _HELD:
+            held.setdefault(replica.reason, []).append(replica.rank)
+    return held
+
+
+def held_text(replicas: Sequence[ReplicaStatus]) -> str:
+    """Such as `image: ErrImagePull: … (ranks 0-1)`, with the message of the first rank; empty if no rank is held."""
+    messages = {replica.rank: one_line(replica.message) for replica in replicas}
+    return "; ".join(
+        f"{reason}: {messages[ranks[0]]} ({ranks_text(ranks)})" for reason, ranks in held_ranks(replicas).items()
     )
 
 
@@ -167,7 +189,8 @@ Field = tuple[Column, Callable[[ReplicaStatus], Cell]]
 def live_table(status: RunStatus, *, limit: int | None = None) -> Table:
     """The table of `atoll run`: rank, state, reason, round, metrics, last line."""
     return _replica_table(
-        most_important(status.replicas, limit), [*_IDENTITY, _ROUND, *_metric_fields(status), _LAST_LINE]
+        most_important(status.replicas, limit),
+        [*_IDENTITY, *_backend_fields(status), _ROUND, *_metric_fields(status), _LAST_LINE],
     )
 
 
@@ -175,6 +198,7 @@ def status_table(status: RunStatus, *, now: float) -> Table:
     """The table of `atoll status`: all that is known about every rank, without empty columns."""
     fields: list[Field] = [
         *_IDENTITY,
+        *_backend_fields(status),
         (_spare("exit"), lambda r: Cell("" if r.exit_code in (None, 0) else str(r.exit_code), "bad")),
         (_spare("attempt"), lambda r: Cell(str(r.attempt) if r.attempt else "", "warn")),
         (_spare("time"), lambda r: Cell(_age_text(r, now))),
@@ -191,6 +215,7 @@ def top_table(status: RunStatus, *, now: float, bars: Callable[[int], str], limi
     """The table of `atoll top`: like the status, with the trend of the first metric."""
     fields: list[Field] = [
         *_IDENTITY,
+        *_backend_fields(status),
         (_spare("attempt"), lambda r: Cell(str(r.attempt))),
         _ROUND,
         *_metric_fields(status),
@@ -207,6 +232,12 @@ def top_table(status: RunStatus, *, now: float, bars: Callable[[int], str], limi
 def _replica_table(replicas: Sequence[ReplicaStatus], fields: Sequence[Field]) -> Table:
     rows = tuple(tuple(cell(replica) for _, cell in fields) for replica in replicas)
     return Table(tuple(column for column, _ in fields), rows)
+
+
+def _backend_fields(status: RunStatus) -> list[Field]:
+    """The column that says where each rank is, if the run is on several backends."""
+    has_parts = any(replica.backend for replica in status.replicas)
+    return [(Column("backend"), lambda r: Cell(r.backend or ""))] if has_parts else []
 
 
 def _spare(title: str) -> Column:
@@ -261,8 +292,9 @@ def _heartbeat_cell(replica: ReplicaStatus, now: float) -> Cell:
 
 
 def _last_line_cell(replica: ReplicaStatus) -> Cell:
-    """The backend's message if the replica neither runs nor succeeded; otherwise its last line of output."""
-    if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUCCEEDED) and replica.message:
+    """The backend's message if something is wrong, also with a replica that runs; else its last line of output."""
+    is_fine = replica.state is ReplicaState.SUCCEEDED or replica.reason is Reason.OK
+    if replica.message and not is_fine:
         return Cell(_first_line(replica.message))
     return Cell(one_line(replica.progress.last_line), "dim")
 
@@ -359,12 +391,26 @@ def result_lines(outcomes: Iterable[ReplicaOutcome], *, width: int | None = None
     return lines
 
 
+def link_lines(links: Mapping[int, Mapping[str, str]], run: str) -> Iterator[str]:
+    """A line for each page about a replica; of many replicas, those of the first few and a summary."""
+    linked = [rank for rank, pages in links.items() if pages]
+    for rank in linked[:_MOST_LINKED]:
+        yield from (f"rank {rank} {name}: {address}" for name, address in links[rank].items())
+    if hidden := linked[_MOST_LINKED:]:
+        yield f"… and the pages of {ranks_text(hidden)}; `atoll status {run} --json` has them"
+
+
 def success_text(result: RunResult, took_s: float | None) -> str:
     """The last line of a run that succeeded: the number of replicas, the time, the restarts."""
     count = len(result.outcomes)
     took = f" in {units.duration_text(took_s)}" if took_s is not None else ""
     text = f"run `{result.run_id}` succeeded: {count} replica{'' if count == 1 else 's'}{took}"
     return "; ".join(filter(None, (text, again_text(result.outcomes))))
+
+
+def warnings_text(ends: Iterable[ReplicaOutcome | ReplicaStatus]) -> str:
+    """The warnings about return values, one line each; empty without any."""
+    return "\n".join(f"warning: {one_line(line)}" for line in warning_lines(ends))
 
 
 def next_commands(run_id: str) -> list[tuple[str, str]]:
@@ -387,6 +433,7 @@ def status_json(run_id: str, status: RunStatus, waiting: Waiting | None = None) 
     shown = status.to_json()
     for replica in shown["replicas"]:
         replica["message"] = shown_text(replica["message"])
+        replica["warnings"] = list(map(shown_text, replica["warnings"]))
         replica["progress"]["last_line"] = shown_line(replica["progress"]["last_line"])
     return {"run_id": run_id, **known, **shown, **more}
 
@@ -396,6 +443,7 @@ def result_json(result: RunResult) -> dict[str, Any]:
     shown = result.to_json()
     for outcome in shown["outcomes"]:
         outcome["message"] = shown_text(outcome["message"])
+        outcome["warnings"] = list(map(shown_text, outcome["warnings"]))
         outcome["last_lines"] = [shown_line(line) for line in outcome["last_lines"]]
         if outcome["error"] is not None:
             outcome["error"] |= {name: shown_text(outcome["error"][name]) for name in ("message", "traceback")}
@@ -408,10 +456,17 @@ def _waiting_json(waiting: Waiting) -> dict[str, Any]:
     return {"round": waiting.round_no, "for": list(waiting.missing), **then}
 
 
-def endings_json(replicas: Sequence[ReplicaStatus], counts: Mapping[int, int]) -> list[dict[str, Any]]:
-    """The `ranks` of `atoll logs --json`: the state of each rank and how many of its lines were shown."""
-    names = ("rank", "state", "reason", "message", "exit_code", "attempt", "started_at", "ended_at")
+def endings_json(
+    replicas: Sequence[ReplicaStatus], counts: Mapping[int, int], links: Mapping[int, Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """The `ranks` of `atoll logs --json`: the state and links of each rank, and how many of its lines were shown."""
+    names = ("rank", "backend", "state", "reason", "message", "exit_code", "attempt", "started_at", "ended_at")
     return [
-        {**{name: getattr(r, name) for name in names}, "message": shown_text(r.message), "lines": counts.get(r.rank, 0)}
+        {
+            **{name: getattr(r, name) for name in names},
+            "message": shown_text(r.message),
+            "lines": counts.get(r.rank, 0),
+            "links": links.get(r.rank, {}),
+        }
         for r in replicas
     ]

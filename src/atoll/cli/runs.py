@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
 from atoll import journal, registry
 from atoll.errors import AtollError, RunNotFound, closest
+from atoll.executors.base import Linker
 from atoll.handle import RunHandle
 from atoll.runs import config, index
 from atoll.runs.attach import attach
@@ -22,15 +23,38 @@ log = logging.getLogger("atoll.cli")
 _MOST_SUGGESTED = 1000
 
 
-def find_run(name: str, store: str | None) -> Run:
-    """The run with this id or handle: in `store`, otherwise in the store of the local index or the configured one."""
+def find_run(name: str, store: str | None, launch: int | None = None) -> Run:
+    """The run with this id or handle: in `store`, otherwise in the store of the local index or the configured one.
+
+    Its newest launch, or the one with this number.
+    """
     settings, where = config.load(), store
     if store is None and "://" not in name and index.find(name) is None:
         where = settings.get("store")
     # The address may contain a password, so it is not logged.
     log.debug("run %s: reading it from %s", name, "the given store" if where else "the store of the local index")
     with suggesting(name, store):
+        if launch is not None:
+            return _find_launch(name, where, launch, settings)
         return attach(name, store=where, settings=_executor_settings(settings, name, where))
+
+
+def _find_launch(name: str, store: str | None, launch: int, settings: Config) -> Run:
+    """One launch of a run, with the settings of its own backend."""
+    run_id, opened = find_place(name, store)
+    journal.launch_at(opened, run_id, launch)  # raises if there is none
+    backend = journal.read_launch(opened, run_id, launch).executor
+    return attach(run_id, store=opened.uri, settings=settings.executor_settings(backend), launch=launch)
+
+
+def replica_links(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, str]]:
+    """Web pages about these ranks, by name; none if the run was not started, or its backend has no such pages."""
+    try:
+        handle = run.handle
+    except RunNotFound:
+        return {}
+    executor = run.executor
+    return {rank: executor.links(handle, rank) for rank in ranks} if isinstance(executor, Linker) else {}
 
 
 @contextmanager
@@ -45,7 +69,7 @@ def suggesting(name: str, store: str | None) -> Iterator[None]:
 def _not_found(error: RunNotFound, name: str, store: str | None) -> RunNotFound:
     """The error, with the searched places, and what the local index has: this run elsewhere, or a similar name."""
     known = index.everything()
-    if "://" in name:  # a handle: its backend and the index were asked
+    if "://" in name or error.reason == "launch":  # a handle: its backend and the index were asked
         return error
     asked, searched = _searched(name, store, len(known))
     message = f"no run `{name}`; searched: {searched}"
@@ -119,5 +143,6 @@ def _executor_settings(settings: Config, name: str, store: str | None) -> dict[s
     known = index.find(name) if store is None else None
     if known is not None:
         return settings.executor_settings(RunHandle.parse(known.handle).executor)
-    record = journal.read_run(registry.open_store(store or ""), name)
-    return settings.executor_settings(record["executor"])
+    opened = registry.open_store(store or "")
+    newest = journal.newest_launch(opened, name)
+    return settings.executor_settings(journal.read_launch(opened, name, newest.number).executor)

@@ -21,7 +21,7 @@ from atoll import units
 from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.cli.output import Output
-from atoll.cli.render import counts_text, problems_text, progress_line, status_json
+from atoll.cli.render import counts_text, held_ranks, held_text, problems_text, progress_line, status_json
 from atoll.cli.waits import advice_text, outlook_text, waiting_text
 from atoll.errors import AtollError, BackendError, StoreError, StoreUnavailable
 from atoll.rounds.metrics import Waiting, latest_records, waiting_for
@@ -71,13 +71,13 @@ def _line_view(run: Run, out: Output) -> View:
     def on_change(status: RunStatus) -> None:
         out.event("status", status_json(run.id, status))
         now = time.monotonic()
-        shown = counts_text(status), problems_text(status)
+        shown = counts_text(status), problems_text(status), held_ranks(status.replicas)
         if out.is_json or (shown == last["shown"] and now - last["at"] < _LINE_EVERY_S):
             return
         last.update(shown=shown, at=now)
         waiting = poller.waiting(status)
         texts = waiting_text(waiting, status, time.time()), outlook_text(waiting, status, run.id, time.time())
-        say("; ".join(filter(None, (progress_line(status), *texts))))
+        say("; ".join(filter(None, (progress_line(status), *texts, held_text(status.replicas)))))
         advice = advice_text(waiting, status, could_restart=could_restart(run.spec, run.executor))
         if advice and not last["advice"]:
             last["advice"] = advice
@@ -96,7 +96,7 @@ class RoundPoller:
 
     def __init__(self, run: Run, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._run_id, self._store, self._clock = run.id, with_retry_timeout(run.store, _POLL_TIMEOUT_S), clock
-        self._launch = run.launch
+        self._launch = run.rounds_of
         self._waiting: Waiting | None = None
         self._records: dict[int, RoundRecord] = {}
         self._waiting_at = self._records_at = -60.0
@@ -192,12 +192,12 @@ def resume_hint(run: Run, *, is_over: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def relaunch_hint(run_id: str) -> Iterator[None]:
+def relaunch_hint(again: str) -> Iterator[None]:
     """Add to an outage during a launch how to finish the launch."""
     try:
         yield
     except StoreUnavailable as exc:
-        exc.hint = "; ".join(filter(None, (_outage_hint(exc), relaunch_text(run_id))))
+        exc.hint = "; ".join(filter(None, (_outage_hint(exc), again)))
         raise
 
 

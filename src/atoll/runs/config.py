@@ -66,8 +66,24 @@ class Config:
         return {key[len(start) :]: found.value for key, found in self.settings.items() if key.startswith(start)}
 
     def executor_settings(self, executor: str) -> dict[str, Any]:
-        """The settings in `[executors.NAME]` for this backend."""
-        return self.table(f"executors.{executor.replace('-', '_')}")
+        """The settings in `[executors.NAME]` for this backend; for `several`, those of every backend."""
+        from atoll.registry import plain_name
+        from atoll.runs.parts import split_table
+
+        name = plain_name(executor)
+        if name != "several":
+            return split_table(name, self.table(f"executors.{name}")).settings
+        names = dict.fromkeys(key.split(".")[0] for key in self.table("executors"))
+        found = {each: self.executor_settings(each) for each in names if each != name}
+        own = {"settings": found} if found else {}
+        return {**own, **self.table(f"executors.{name}")}
+
+    def launch_settings(self, on: Any) -> dict[str, Any]:
+        """What `[executors.NAME]` has for a run on these backends, also fields of the placement, such as `gpu`."""
+        from atoll.runs.parts import backend_names
+
+        tables = {name: self.table(f"executors.{name}") for name in backend_names(on)}
+        return {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
 
     def launch_options(self) -> dict[str, Any]:
         """Keyword arguments for `atoll.prepare` and `atoll.launch`; settings without a value are left out."""
@@ -78,9 +94,15 @@ class Config:
             if found.value is not None and found.origin != "default"
         }
         options.update({name: table for name in TABLES if (table := self.table(name))})
-        if settings := self.executor_settings(self.get("on")):
-            options["settings"] = settings
-        return options
+        from atoll.runs.parts import added, backend_names, split_table
+
+        names = backend_names(self.get("on"))
+        if len(names) > 1:
+            settings = self.launch_settings(self.get("on"))
+        else:
+            settings, own = split_table(names[0], self.table(f"executors.{names[0]}"))
+            options = added(own, options)
+        return {**options, "settings": settings} if settings else options
 
 
 def load(
@@ -229,6 +251,18 @@ def _duration(value: Any) -> float:
     return units.parse_duration(value)
 
 
+def _on(value: Any) -> str | tuple[str, ...]:
+    """A backend, or the parts of a run: a list, or a text with commas."""
+    texts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(each, str) and each for each in texts):
+        raise ValueError("a backend, or a list of parts, such as `kubernetes:2`")
+    return texts[0] if len(texts) == 1 else tuple(texts)
+
+
+def _on_text(value: Any) -> str:
+    return value if isinstance(value, str) else ",".join(value)
+
+
 def _on_dead(value: Any) -> str:
     if value not in ON_DEAD:
         raise ValueError(f"one of {', '.join(f'`{word}`' for word in ON_DEAD)}")
@@ -240,7 +274,7 @@ FIELDS: dict[str, Field] = {
     for field in (
         Field("entry", _text, "entry"),
         Field("replicas", _whole, "replicas", default=1),
-        Field("on", _text, "on", default="local"),
+        Field("on", _on, "on", default="local", show=_on_text),
         Field("store", _text, "store", is_path=True),
         Field("workspace", _text, "workspace", is_path=True),
         Field("gpu", _text, "gpu"),

@@ -10,23 +10,69 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
+from threading import Lock
 
-from atoll.errors import InvalidSpec, did_you_mean
-from atoll.spec import Entry, Task, unfit
+from atoll.entry import Entry, unfit
+from atoll.errors import EntryMissing, InvalidSpec, did_you_mean
+from atoll.spec import Task
 
 _BIND_AT_RUN_TIME = {"globals", "exec", "setattr", "__getattr__"}
+_PARSING = Lock()
+
+
+def syntax_tree(source: bytes, path: str = "<unknown>") -> ast.Module:
+    """The tree of a source file, one thread at a time.
+
+    CPython 3.11 counts the depth of a tree once for all threads: two threads that parse at the same time can get
+    `SystemError: AST constructor recursion depth mismatch`.
+    """
+    with _PARSING:
+        return ast.parse(source, path)
+
+
+def decided(entry: Entry, root: str) -> Entry:
+    """The function that a dotted name names. Raises `InvalidSpec` if it names none in `root` or on `sys.path`.
+
+    Other entries are returned as they are.
+    """
+    if entry.dotted is None:
+        return entry
+    if (found := _decided(entry.dotted, lambda module: _find_here(module, root))) is not None:
+        return found
+    module, _, function = entry.dotted.rpartition(".")
+    what = f"no module `{entry.dotted}`" + (f" and no module `{module}` with a function `{function}`" if module else "")
+    meant = _similar_module(entry.dotted, root)
+    raise InvalidSpec("task", [f"entry=`{entry}`: there is {what} in `{root}`{meant}"])
+
+
+def is_module_here(module: str) -> bool:
+    """Whether this machine has the module, in the working folder or on `sys.path`. Imports nothing."""
+    return _find_here(module, os.getcwd()) is not None
+
+
+def decided_sent(entry: Entry, root: str) -> Entry:
+    """The same for code that runs on other machines: if `root` has neither module, the replica decides."""
+    return entry if entry.dotted is None else _decided(entry.dotted, lambda name: find_module(name, [root])) or entry
+
+
+def _decided(dotted: str, find: Callable[[str], str | None]) -> Entry | None:
+    """The function of the first module that `find` finds; None if it finds neither."""
+    module, _, function = dotted.rpartition(".")
+    if find(dotted) is not None:
+        return Entry(module=dotted, function="main")
+    return Entry(module=module, function=function) if module and find(module) is not None else None
 
 
 def check(task: Task, root: str) -> None:
     """Raise `InvalidSpec` if the entry point is not in `root` or on `sys.path`, or its arguments do not fit."""
-    entry = Entry.parse(task.entry)
-    path = os.path.join(root, entry.script) if entry.script else _find_here(entry.module or "", root)
+    entry = decided(Entry.of_record(task.entry), root)
+    path = os.path.join(root, entry.script) if entry.script else _find_here(entry.place, root)
     if path is None:
-        meant = _similar_module(entry.module or "", root)
+        meant = _similar_module(entry.place, root)
         raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no module `{entry.module}` in `{root}`{meant}"])
     if not os.path.isfile(path):
         raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`{_similar_script(path)}"])
@@ -38,8 +84,8 @@ def check(task: Task, root: str) -> None:
 
 def check_sent(task: Task, root: str) -> None:
     """The same for code that runs on other machines: they may have files and a version of Python that are not here."""
-    entry = Entry.parse(task.entry)
-    path = os.path.join(root, entry.script) if entry.script else _find(entry.module or "", [root])
+    entry = decided_sent(Entry.of_record(task.entry), root)
+    path = os.path.join(root, entry.script) if entry.script else find_module(entry.place, [root])
     if path is not None and os.path.isfile(path):
         with suppress(SyntaxError):
             _check_source(task, entry, path)
@@ -47,9 +93,9 @@ def check_sent(task: Task, root: str) -> None:
 
 def extra_path(entry: Entry, root: str) -> str | None:
     """The folder on our own `sys.path` that replicas need to find the module, if neither `root` nor Python has it."""
-    if entry.module is None:
+    if entry.script is not None:
         return None
-    top = entry.module.partition(".")[0]
+    top = entry.place.partition(".")[0]
     if PathFinder.find_spec(top, [root]) is not None:
         return None
     place = next((p for p in sys.path if p and PathFinder.find_spec(top, [p]) is not None), None)
@@ -64,21 +110,21 @@ def extra_path(entry: Entry, root: str) -> str | None:
 
 def _find_here(module: str, root: str) -> str | None:
     """The file of a module in `root`, on `sys.path`, or known to a finder that `pip install -e` has added."""
-    if found := _find(module, [root, *sys.path]):
+    if found := find_module(module, [root, *sys.path]):
         return found
     top, _, rest = module.partition(".")
     for finder in sys.meta_path:
         spec = finder.find_spec(top, None) if hasattr(finder, "find_spec") else None
         if spec is not None and spec.has_location:
-            return _find(rest, list(spec.submodule_search_locations or [])) if rest else spec.origin
+            return find_module(rest, list(spec.submodule_search_locations or [])) if rest else spec.origin
     return None
 
 
-def _find(module: str, places: list[str]) -> str | None:
+def find_module(module: str, places: list[str]) -> str | None:
     """The file of a module, found without importing anything."""
     origin = None
-    for depth, _ in enumerate(parts := module.split(".")):
-        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), places)
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, places)  # by the full name, a folder without code needs its imported parent
         if spec is None:
             return None
         origin, places = spec.origin, list(spec.submodule_search_locations or [])
@@ -89,13 +135,19 @@ def _similar_module(module: str, root: str) -> str:
     """`, did you mean `package.train`?` for the first part of the name that does not exist; or nothing."""
     folder, found = root, ""
     for part in module.split("."):
-        files = _names(folder)
-        there = [name.removesuffix(".py") for name in files if name.endswith(".py")]
-        there += [name for name in files if os.path.isdir(os.path.join(folder, name))]
+        there = _modules_in(folder)
         if part not in there:
-            return did_you_mean(found + part, [found + name for name in there if name.isidentifier()])
+            return did_you_mean(found + part, [found + name for name in there])
         folder, found = os.path.join(folder, part), f"{found}{part}."
     return ""
+
+
+def _modules_in(folder: str) -> list[str]:
+    """The names of modules and folders in a folder."""
+    files = _names(folder)
+    there = [name.removesuffix(".py") for name in files if name.endswith(".py")]
+    there += [name for name in files if os.path.isdir(os.path.join(folder, name))]
+    return [name for name in there if name.isidentifier()]
 
 
 def _similar_script(path: str) -> str:
@@ -117,7 +169,8 @@ def _check_source(task: Task, entry: Entry, path: str) -> None:
     if not path.endswith(".py"):
         return
     try:
-        tree = ast.parse(Path(path).read_bytes(), path)
+        tree = syntax_tree(Path(path).read_bytes(), path)
+        _check_defined(tree, entry, task, path)
         problems = list(
             _script_problems(tree, task) if entry.function is None else _problems(tree, entry.function, task)
         )
@@ -146,15 +199,25 @@ def _only_defines(node: ast.stmt) -> bool:
             return False
 
 
+def _check_defined(tree: ast.Module, entry: Entry, task: Task, path: str) -> None:
+    """Raise `EntryMissing` if nothing in the source can give the function its name."""
+    name = entry.function
+    if name is None or any(_bindings(tree.body, name)) or _may_bind_at_run_time(tree, name):
+        return
+    known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    known += [
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+    is_dotted = ":" not in task.entry
+    if is_dotted and os.path.basename(path) == "__init__.py":
+        known += _modules_in(os.path.dirname(path))  # the last part may be a misspelt module
+    where = f"in `{entry.place}`" if is_dotted else "there"
+    raise EntryMissing("task", [f"entry=`{task.entry}`: no function `{name}` {where}{did_you_mean(name, known)}"])
+
+
 def _problems(tree: ast.Module, name: str, task: Task) -> Iterator[str]:
     bindings = list(_bindings(tree.body, name))
-    if not bindings and not _may_bind_at_run_time(tree, name):
-        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-        imported = [
-            alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-        ]
-        yield f"no function `{name}` there{did_you_mean(name, [*defined, *imported])}"
-    elif len(bindings) == 1 and bindings[0] in tree.body:
+    if len(bindings) == 1 and bindings[0] in tree.body:
         match bindings[0]:
             case ast.ClassDef(decorator_list=[]):
                 yield unfit(name, "class")
@@ -201,7 +264,7 @@ def _argument_problems(function: ast.FunctionDef, task: Task) -> Iterator[str]:
     if spec.kwarg is None:
         listed = f"; it takes {', '.join(f'`{name}`' for name in accepted) or 'none'}"
         for name in task.args:
-            if name not in accepted:
+            if name not in accepted and name not in task.optional_args:
                 yield f"`{function.name}` takes no argument `{name}`{did_you_mean(name, accepted) or listed}"
     optional = {a.arg for a, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is not None}
     optional |= set(positional[len(positional) - len(spec.defaults) :])

@@ -7,7 +7,7 @@ the attempts in the store count. A rank is replaced only if
 * the backend says that its replica failed after it had started, for a reason that another machine may not have,
 * the store has no outcome of its newest attempt: otherwise its supervisor decided that this was the end,
 * the run had not ended when this process began to wait, and another rank may still be there to train with,
-* this process would send the request that was recorded at the launch, and the run is not cancelled.
+* this process would send the request that was recorded at the launch, and neither the run nor the rank is cancelled.
 
 `cancel` stops, records, and stops again. A watcher looks for the record after it has started a replacement. So one of
 the two stops a replacement that a cancellation races with.
@@ -75,7 +75,7 @@ class Replacements:
         if not _is_lost(failed) or failed.started_at is None or failed.native_id is None or _is_alone(failed, status):
             return status
         started = None
-        if failed.native_id not in self._final and not self._is_cancelled():
+        if failed.native_id not in self._final and not self._is_cancelled(failed.rank):
             started = self._start(failed, failed.native_id)
         if started is not None:
             return self._replaced_by(started, failed, status)
@@ -106,9 +106,12 @@ class Replacements:
 
     def _replaced_by(self, started: str, failed: ReplicaStatus, status: RunStatus) -> RunStatus:
         run = self._run
-        if self._is_cancelled():
+        if self._is_cancelled(failed.rank):
             log.info("run %s was cancelled while rank %d was replaced: stop it", run.id, failed.rank)
-            run.executor.cancel(run.handle)
+            if journal.is_cancelled(run.store, run.id, launch=run.launch):
+                run.executor.cancel(run.handle)
+            else:
+                run.executor.cancel(run.handle, [failed.rank])
             return run.status()
         log.warning("run %s: rank %d: `%s` replaces `%s`", run.id, failed.rank, started, failed.native_id)
         self._keep_alive(failed)
@@ -135,8 +138,12 @@ class Replacements:
         is_end = outcome is not None and outcome.reason is not Reason.PREEMPTED
         return None if is_end else newest + 1
 
-    def _is_cancelled(self) -> bool:
-        return journal.is_cancelled(self._run.store, self._run.id, launch=self._run.launch)
+    def _is_cancelled(self, rank: int) -> bool:
+        """Whether the run, or this rank alone, was cancelled."""
+        store, run_id, launch = self._run.store, self._run.id, self._run.launch
+        return journal.is_cancelled(store, run_id, launch=launch) or journal.is_rank_cancelled(
+            store, run_id, rank, launch=launch
+        )
 
     def _keep_alive(self, replica: ReplicaStatus) -> None:
         """Send the heartbeat of a replacement that waits for its machine, so that no other replica calls it dead."""

@@ -1,4 +1,4 @@
-"""Runs: `prepare` checks one, `launch` starts it, and `Run` controls it; `runs/attach.py` finds it again.
+"""`Run` controls a run that was started; `runs/attach.py` finds it again, `runs/prepare.py` starts it.
 
 The command line, `atoll.serverless` and users call this. All state is in the store and at the backend, so every
 method of `Run` works in any process.
@@ -8,206 +8,46 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from atoll import journal, registry
-from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.context import RunContext, default_store
+from atoll.context import RunContext
 from atoll.errors import (
     AtollError,
+    AuthError,
     BackendError,
     ConfigError,
-    InvalidSpec,
-    Problems,
+    MissingExtra,
     RunNotFound,
     StoreError,
-    StoreUnavailable,
     WaitTimeout,
 )
-from atoll.executors.base import Executor, Plan, Preflighter
+from atoll.executors.base import AttemptReader, Executor, Plan, RunWatch, StoreReader
 from atoll.handle import RunHandle
-from atoll.journal import Cancel
-from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text
+from atoll.result import ReplicaOutcome, RunResult, join, last_lines, outcome_of, ranks_text, with_cancelled_ranks
 from atoll.rounds.metrics import rounds_held
-from atoll.runs import entry_check
-from atoll.runs.replacement import Replacements, may_replace
-from atoll.runs.stand_in import check_plan, likely_executor
-from atoll.runs.start import planned_handle, start
+from atoll.runs.cancel import STATUS_TIMEOUT_S, Cancellation, Stopped
+from atoll.runs.cost import Cost, cost_of
+from atoll.runs.queue_limit import QueueLimit, WaitedTooLong
+from atoll.runs.replacement import Replacements
+from atoll.runs.restarts import restarted
 from atoll.runs.stored import Beat, StoredRun
-from atoll.runs.wait import OnDeadline, wait
-from atoll.spec import ON_DEAD_AFTER_S, Code, Entry, RunSpec, Task, is_loading, own_script
+from atoll.runs.wait import OnDeadline, wait, watching
+from atoll.spec import RunSpec
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus, RunStatus, with_progress
 from atoll.stores.base import Store
 from atoll.stores.fast import with_retry_timeout
-from atoll.validation import shown
+
+if TYPE_CHECKING:
+    from atoll.runs.delete import Deletion
+    from atoll.training.weights import Weights
 
 log = logging.getLogger("atoll.runs")
-RECORD_TIMEOUT_S = 15.0
-"""How long `attach` and `Run.cancel` wait for the store if they can do without it."""
-_STATUS_TIMEOUT_S = 10.0
-"""`Run.wait` retries a store request for at most this long, so that the caller sees an outage soon."""
-
-
-def launch(
-    entry: str | Callable[..., Any],
-    *,
-    replicas: int = 1,
-    on: str | Executor = "local",
-    store: str | os.PathLike[str] | None = None,
-    args: Mapping[str, Any] | None = None,
-    argv: Sequence[str] = (),
-    run_id: str | None = None,
-    workspace: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    on_dead: str = "fail",
-    on_dead_after_s: float = ON_DEAD_AFTER_S,
-    **placement: Any,
-) -> Run:
-    """Start `replicas` of `entry` and return at once; they do not need this process.
-
-    `run_id` is an idempotency key: the same id with the same content returns the existing run, with other content
-    it raises `Conflict`. `placement` takes `gpu`, `image`, `timeout_s`, `grace_s`, `max_restarts`, `env`, `secrets`,
-    `cpus`, `memory_gib` and `rank_env`. `settings` are the executor's own. `on_dead="fail"` ends the other replicas
-    when a round needs a rank that has been dead for `on_dead_after_s`; with `"wait"` they wait until its deadline.
-    """
-    draft = prepare(
-        entry,
-        replicas=replicas,
-        on=on,
-        store=store,
-        args=args,
-        argv=argv,
-        run_id=run_id,
-        workspace=workspace,
-        settings=settings,
-        on_dead=on_dead,
-        on_dead_after_s=on_dead_after_s,
-        **placement,
-    )
-    return draft.submit()
-
-
-def prepare(
-    entry: str | Callable[..., Any],
-    *,
-    on: str | Executor = "local",
-    store: str | os.PathLike[str] | None = None,
-    workspace: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **spec: Any,
-) -> Draft:
-    """Check and plan a run without starting it. Raises all problems together."""
-    if is_loading():
-        raise ConfigError(
-            "a run was launched while a replica was loading your code, so each replica would launch another run",
-            hint="put the launch under `if __name__ == '__main__':`",
-        )
-    if (script := own_script(entry)) is not None:
-        name = os.path.basename(script)
-        raise ConfigError(
-            f"a replica runs `{name}`, and this script launches itself, so each replica would launch another run",
-            hint=f"start it with `python {name}`, or run its function: `atoll run {name}:FUNCTION`",
-            reason="launches_itself",
-        )
-    problems, uri = Problems(), default_store() if store is None or store == "" else store
-    executor = problems.trying(lambda: executor_for(on, settings))
-    checked, left_out = executor, frozenset[str]()
-    if executor is None and isinstance(on, str):
-        checked, left_out = likely_executor(on, settings, problems)
-    opened = problems.trying(lambda: registry.open_store(uri))
-    found = problems.trying(lambda: code_for(checked, workspace)) if checked is not None else None
-    code, bundle = found or (Code.image(), None)
-    built = problems.trying(lambda: RunSpec.build(entry, code=code, **spec))
-    task = built.task if built is not None else task_alone(entry, code, spec)
-    if task is not None:
-        problems.trying(lambda: check_entry(task, workspace))
-    plan, address = None, opened.uri if opened is not None else str(uri)
-    if executor is not None and built is not None:
-        context = RunContext(built.run_id, address)
-        plan = problems.trying(lambda: executor.plan(context, built.placement))
-    elif checked is not None:
-        problems.trying(lambda: check_plan(checked, address, spec, left_out))
-    problems.raise_any(f"run `{spec['run_id']}`" if spec.get("run_id") else "this run")
-    assert executor is not None
-    assert opened is not None
-    assert built is not None
-    assert plan is not None
-    return Draft(with_path(built), executor, opened, plan, bundle)
-
-
-def executor_for(on: str | Executor, settings: Mapping[str, Any] | None) -> Executor:
-    """The executor of a launch. Settings of an executor that exists already would be ignored, so they are an error."""
-    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(name, str) for name in settings)):
-        raise InvalidSpec("this run", [f"settings={shown(settings)}: a table of names and values"])
-    if isinstance(on, str):
-        return registry.executor(on, **(settings or {}))
-    if not isinstance(on, Executor):
-        raise InvalidSpec("this run", [f"on={shown(on)}: the name of an executor, or an executor"])
-    if settings:
-        names = ", ".join(settings)
-        raise InvalidSpec("this run", [f"settings: {names}: `on` is an executor; give them to its constructor"])
-    return on
-
-
-class Draft:
-    """A run that is checked and planned but not started."""
-
-    def __init__(self, spec: RunSpec, executor: Executor, store: Store, plan: Plan, bundle: Any = None) -> None:
-        self.spec, self.executor, self.store, self.plan, self.bundle = spec, executor, store, plan, bundle
-
-    def submit(self) -> Run:
-        """Record, then start. If this process is killed, the next submit with the same run id continues from there."""
-        launch = start(self)
-        run = Run(self.spec, self.executor, self.store, launch.handle, launch=launch.number)
-        run.was_there = launch.was_there
-        return run
-
-    def planned(self, launch: int) -> Plan:
-        """The plan of a launch of this run; native names contain the number of a later launch."""
-        if launch == 1:
-            return self.plan
-        return self.executor.plan(RunContext(self.spec.run_id, self.store.uri, launch), self.spec.placement)
-
-    def preflight(self) -> None:
-        """Run the checks of the executor that need its service; nothing is recorded yet."""
-        if isinstance(self.executor, Preflighter):
-            self.executor.preflight(self.plan)
-
-    def upload(self) -> None:
-        """Upload the code bundle, if there is one."""
-        if self.bundle is not None:
-            from atoll.bundle import upload
-
-            upload(self.bundle, self.store)
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """What a cancellation did. The replicas do not run any more."""
-
-    before: RunStatus | None
-    """The backend's status right before; None if the backend did not say."""
-    record_error: AtollError | None = None
-    """Why the store could not record the cancellation; None if it is recorded, or had not to be."""
-
-    @property
-    def warning(self) -> str:
-        """What the missing record means; empty if nothing is missing."""
-        if self.record_error is None:
-            return ""
-        if isinstance(self.record_error, RunNotFound):
-            return f"the replicas are stopped, but nothing records that: {self.record_error.message}"
-        return (
-            "the replicas are stopped, but the store could not record that: "
-            f"{self.record_error.message}. `status` may show them as lost instead of cancelled, and a launcher that "
-            "is starting this run at this moment does not see the stop; repeat the cancel when the store answers"
-        )
 
 
 class Run:
@@ -222,32 +62,49 @@ class Run:
         clock: Clock = SYSTEM_CLOCK,
         *,
         launch: int = 1,
+        rounds_of: int | None = None,
     ) -> None:
         self.spec, self.executor, self.store = spec, executor, store
         self.id = spec.run_id
         self.launch = launch
-        """The number of the launch; greater than 1 if earlier launches were undone."""
+        """The number of the launch; greater than 1 if earlier launches were undone, or if the run was resumed."""
+        self.rounds_of = rounds_of or launch
+        """The launch in whose folder of the store the rounds are: an earlier one if the run was resumed."""
         self.was_there = False
         """Whether `launch` found the run already started, and started nothing."""
         self._handle = handle
         self._clock = clock
+        self._watch: RunWatch | None = None
         self._stored = StoredRun(store, spec.run_id, launch)
 
     @classmethod
     def stored(
-        cls, store: Store, run_id: str, handle: RunHandle | None = None, settings: Mapping[str, Any] | None = None
+        cls,
+        store: Store,
+        run_id: str,
+        handle: RunHandle | None = None,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        launch: int | None = None,
     ) -> Run:
-        """The run in a store: its newest launch, or the launch with this handle."""
-        record = journal.read_run(store, run_id)
-        launch = journal.launch_of(store, run_id, handle) if handle else journal.newest_launch(store, run_id)
-        executor = registry.executor(record["executor"], **(settings or {}))
-        log.debug("run %s: launch %d, %s, on %s", run_id, launch.number, launch.handle or "no handle", executor.name)
+        """The run in a store: its newest launch, or the launch with this handle or number."""
+        if launch is not None:
+            found = journal.launch_at(store, run_id, launch)
+        else:
+            found = journal.launch_of(store, run_id, handle) if handle else journal.newest_launch(store, run_id)
+        record = journal.read_launch(store, run_id, found.number)
+        if record.executor == journal.OTHER_LAUNCHER:
+            what = f"run `{run_id}` was started by another launcher, such as TorchX, which alone sees its replicas"
+            hint = "ask that launcher for status and logs; `atoll verify` and `atoll export` read the rounds of the run"
+            raise ConfigError(what, reason="other_launcher", hint=hint)
+        executor = registry.executor(record.executor, **(settings or {}))
+        log.debug("run %s: launch %d, %s, on %s", run_id, found.number, found.handle or "no handle", executor.name)
         try:
-            spec = RunSpec.from_json(record["spec"])
+            spec = RunSpec.from_json(record.spec)
         except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as exc:
             what = f"the record of run `{run_id}` is damaged, or of another version of Atoll: {exc}"
             raise StoreError(what, uri=store.uri, reason="damaged") from exc
-        return cls(spec, executor, store, handle or launch.handle, launch=launch.number)
+        return cls(spec, executor, store, handle or found.handle, launch=found.number, rounds_of=record.rounds_of)
 
     def __repr__(self) -> str:
         return f"<Run {self.id} on {self.executor.name}, store {self.store.uri}>"
@@ -271,7 +128,8 @@ class Run:
     def status(self, *, progress: bool = True) -> RunStatus:
         """The status of every rank, from the backend and the store."""
         backend = self._backend_status()
-        status = self._joined(backend, self._stored.outcomes()) if _needs_store(backend) else backend
+        outcomes = self._stored.outcomes() if _needs_store(backend) else None
+        status = self._joined(backend, outcomes)
         if not progress:
             return status
         beats = self._stored.beats(len(status.replicas))
@@ -281,14 +139,17 @@ class Run:
         self,
         timeout_s: float | None = None,
         *,
+        ranks: Collection[int] | None = None,
         fail_fast: bool = False,
         on_deadline: OnDeadline = "leave",
         on_change: Callable[[RunStatus], None] | None = None,
         on_trouble: Callable[[AtollError | None], None] | None = None,
     ) -> RunStatus:
-        """Return when the run has ended. After `timeout_s` raise `WaitTimeout`; `on_deadline="cancel"` cancels first.
+        """Return when the run, or each of these `ranks`, has ended.
 
-        Meanwhile a replica whose machine was lost is replaced, if the backend can do that and the run has restarts.
+        After `timeout_s` raise `WaitTimeout`; `on_deadline="cancel"` cancels the run first. Meanwhile
+        a replica whose machine was lost is replaced, if the backend can do that and the run has restarts; and a run
+        whose replicas have waited for longer than a limit of the backend, such as `queue_timeout_s`, is cancelled.
 
         `WaitTimeout.status` is the last status that was read. The deadline holds also while the service or the store
         does not answer.
@@ -296,27 +157,32 @@ class Run:
         If the store or the backend cannot be reached, retry for five minutes, then raise its error. `on_trouble` is
         called with each such error, and with None after the next success.
         """
-        short_timeout = Run(
-            self.spec,
-            self.executor,
-            with_retry_timeout(self.store, _STATUS_TIMEOUT_S),
-            self._handle,
-            self._clock,
-            launch=self.launch,
-        )
-        replacements = Replacements(short_timeout, self._handle, self._clock)
+        store = with_retry_timeout(self.store, STATUS_TIMEOUT_S)
         try:
-            status = wait(
-                lambda: replacements.applied(short_timeout.status(progress=on_change is not None)),
-                timeout_s=timeout_s,
-                fail_fast=fail_fast,
-                on_change=on_change,
-                on_trouble=on_trouble,
-                clock=self._clock,
-            )
+            with watched(self, store) as (run, pause):
+                queue = QueueLimit(self.executor, self._handle, self._clock)
+                replacements = Replacements(run, self._handle, self._clock)
+
+                def read() -> RunStatus:
+                    found = replacements.applied(run.status(progress=on_change is not None))
+                    return queue.checked(restarted(run, self._handle, found))
+
+                status = wait(
+                    read,
+                    timeout_s=timeout_s,
+                    ranks=ranks,
+                    fail_fast=fail_fast,
+                    on_change=on_change,
+                    on_trouble=on_trouble,
+                    pause=pause,
+                    clock=self._clock,
+                )
+        except WaitedTooLong as exc:
+            self._cancel(str(exc))
+            return self.status()
         except WaitTimeout as exc:
             if on_deadline == "cancel":
-                self._cancel(f"cancelled because it was still running after {timeout_s:g} s")
+                self._cancel(f"cancelled because it was not over after {timeout_s:g} s")
                 raise WaitTimeout(f"run `{self.id}` was cancelled: {exc.message}", status=exc.status) from exc
             hint = f"atoll wait {self.id}"
             raise WaitTimeout(f"run `{self.id}` is {exc.message}", status=exc.status, hint=hint) from exc
@@ -325,82 +191,116 @@ class Run:
             return self.status()
         return status
 
-    def cancel(self) -> Stopped:
+    def cancel(self, ranks: Sequence[int] | None = None) -> Stopped:
         """Stop every replica; returns when none runs. A run that was recorded but not started will not start.
+
+        With `ranks`, stop only these: they are not started again, and the others keep running. A backend that can only
+        stop all replicas together (`Capabilities.cancels_together`) then raises `ConfigError`.
 
         Stopping does not need the store: if the stop cannot be recorded, the returned `Stopped` says so. Raises
         `StopFailed`, which names every replica that may still run.
         """
-        return self._cancel(ON_REQUEST)
+        return self._cancel(ON_REQUEST, ranks)
 
-    def _cancel(self, why: str) -> Stopped:
-        store = with_retry_timeout(self.store, _STATUS_TIMEOUT_S)
-        handle, is_started = self._handle, self._handle is not None
-        if handle is None:
-            try:
-                launch = answer_within(RECORD_TIMEOUT_S, lambda: journal.newest_launch(store, self.id))
-                handle, is_started = launch.handle, launch.handle is not None
-                handle = handle or self._intended(store)
-            except (StoreError, Unanswered) as exc:
-                log.debug("run %s: the store does not say whether it was started: %s", self.id, exc)
-        handle = handle or planned_handle(self.executor, self.plan())
-        if handle is None:
-            message = f"the launcher of run `{self.id}` died, and only it knew what it started"
-            raise BackendError(message, executor=self.executor.name, hint="launch it again, then cancel it")
-        before = status_or_none(self.executor, handle)
-        log.info("run %s: stop %s", self.id, handle)
-        self.executor.cancel(handle)
-        self._stop_earlier_launches(store)
-        could_grow = may_replace(self.spec, self.executor)
-        if before is not None and before.is_terminal and is_started and not (could_grow and any(before.failures())):
-            return Stopped(before)
-        ended = () if before is None else tuple(r.rank for r in before.replicas if _has_ended(r))
-        cancel = Cancel(why, ended if is_started else ())
-        record = partial(journal.record_cancel, store, self.id, cancel, launch=self.launch)
-        try:
-            answer_within(RECORD_TIMEOUT_S, record)
-        except (StoreError, Unanswered) as problem:
-            error = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
-            log.info("run %s is stopped, but the store could not record that: %s", self.id, error.message)
-            return Stopped(before, error)
-        if not is_started or could_grow:
-            # A launcher or a watcher that checked for a cancellation before the record was written has created all
-            # its replicas by now; a later one sees the record and stops its replicas itself.
-            self.executor.cancel(handle)
-        return Stopped(before)
+    def _cancel(self, why: str, ranks: Sequence[int] | None = None) -> Stopped:
+        return Cancellation(self, self._handle, why).carry_out(ranks)
 
-    def _stop_earlier_launches(self, store: Store) -> None:
-        """Stop what undone launches may have left; a store that does not answer leaves that to `sweep`."""
-        for number in range(1, self.launch):
-            with suppress(StoreError, Unanswered):
-                handle = answer_within(RECORD_TIMEOUT_S, partial(journal.intended_handle, store, self.id, number))
-                if handle is not None:
-                    self.executor.cancel(handle)
+    def cost(self, status: RunStatus | None = None) -> Cost | None:
+        """What this launch costs so far, is expected to cost, and costs at most; None if its price is not known.
 
-    def _intended(self, store: Store) -> RunHandle | None:
-        """The handle of a launch that is not finished. Intents of earlier versions have none: plan it again."""
-        intent = journal.read_intent(store, self.id, self.launch)
-        if intent is None or "handle" in intent:
-            return journal.intended_handle(store, self.id, self.launch)
-        plan = self.plan()
-        journal.check_intent(store, self.id, plan.request, launch=self.launch)
-        return planned_handle(self.executor, plan)
+        `status` is the last one that was read; without it, it is read again.
+        """
+        recorded = self._prices
+        hourly_usd, placement = recorded.get("hourly_usd"), self.spec.placement
+        if not isinstance(hourly_usd, int | float):
+            return None
+        found = self.status() if status is None else status
+        return cost_of(
+            found,
+            hourly_usd,
+            timeout_s=placement.timeout_s,
+            now=self._clock.time(),
+            parts=placement.parts,
+            part_usd=recorded.get("part_usd") or (),
+        )
 
-    def result(self) -> RunResult:
-        """How every rank ended and what it returned. Raises `WaitTimeout` if the run has not ended."""
-        backend = self._backend_status()
-        outcomes = self._stored.outcomes(with_results=True)
-        status = self._joined(backend, outcomes)
-        if not status.is_terminal:
-            raise WaitTimeout(f"run `{self.id}` has not ended: it is {status.state}", hint=f"atoll wait {self.id}")
-        joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in status.replicas)
+    @cached_property
+    def _prices(self) -> Mapping[str, Any]:
+        """The record of the price before the launch; it does not change."""
+        return journal.read_intent(self.store, self.id, self.launch) or {}
+
+    def resume(
+        self,
+        *,
+        on: str | Executor | Sequence[Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        args: Mapping[str, Any] | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        accept_changes: bool = False,
+        **placement: Any,
+    ) -> Run:
+        """Continue a run that is over from its last agreed state, as its next launch; returns that launch.
+
+        Without arguments, it continues as it was launched last. `on` and `settings` choose another backend, `args`
+        replaces single arguments, such as `rounds`, and `placement` takes the same names as `launch`, except another
+        number of replicas. `workspace` sends a folder as the code. If the code has changed, `Conflict` (reason
+        `changed`) lists the differences, unless `accept_changes` is set. A run that is not over is a `Conflict` with
+        the reason `running`.
+        """
+        from atoll.runs.resume import resume
+
+        return resume(
+            self,
+            on=on,
+            settings=settings,
+            args=args,
+            workspace=workspace,
+            accept_changes=accept_changes,
+            **placement,
+        )
+
+    def result(self, ranks: Collection[int] | None = None, status: RunStatus | None = None) -> RunResult:
+        """How every rank, or each of these `ranks`, ended and what it returned.
+
+        `status` is the last one that was read; without it, it is read again. Raises `WaitTimeout` if one of them has
+        not ended.
+        """
+        backend = self._backend_status() if status is None else status
+        outcomes = self._stored.outcomes(ranks, with_results=True)
+        replicas = [r for r in self._joined(backend, outcomes).replicas if ranks is None or r.rank in ranks]
+        running = [replica for replica in replicas if not replica.state.is_terminal]
+        if running:
+            what = f"run `{self.id}`" if ranks is None else f"{ranks_text(r.rank for r in running)} of run `{self.id}`"
+            raise WaitTimeout(f"{what} has not ended: it is {running[0].state}", hint=f"atoll wait {self.id}")
+        joined = (outcome_of(replica, outcomes.get(replica.rank)) for replica in replicas)
         final = tuple(self._with_last_lines(outcome) for outcome in joined)
         rounds = (
             0
             if all(o.state is ReplicaState.SUCCEEDED for o in final)
-            else rounds_held(self.store, self.id, launch=self.launch)
+            else rounds_held(self.store, self.id, launch=self.rounds_of)
         )
         return RunResult(self.id, final, could_restart(self.spec, self.executor), rounds)
+
+    def delete(self, *, keep_weights: bool = False) -> Deletion:
+        """Delete the objects of a run that is over; a run that is not over is a `Conflict` with the reason `running`.
+
+        With `keep_weights`, the records of the run, its results and its newest agreed weights stay, and only logs,
+        checkpoints, metrics and older rounds are deleted; the run cannot be resumed then.
+        """
+        from atoll.runs.delete import check_is_over, delete, planned_deletion
+
+        check_is_over(self)
+        planned = planned_deletion(self.store, self.id, keep_weights=keep_weights)
+        delete(self.store, planned)
+        return planned
+
+    def weights(self, round_no: int | None = None) -> Weights:
+        """The agreed weights after `round_no` rounds, by default after the last finished one; also during the run.
+
+        Raises `RoundError` if no round is finished, or if the store no longer has what the weights are rebuilt from;
+        its hint then lists the rounds that can be rebuilt.
+        """
+        return stored_weights(self.store, self.id, round_no, launch=self.rounds_of)
 
     def logs(
         self,
@@ -411,40 +311,74 @@ class Run:
         since: float | None = None,
         attempt: int | None = None,
     ) -> Iterator[str]:
-        """Lines of one rank's output, from the backend if it has them, else from the store."""
+        """Lines of one rank's output, from the backend if it has them, else from the store.
+
+        Only the backend has the output of an image's own program: not by time, and by attempt only if it keeps the
+        output of earlier attempts.
+        """
         if not 0 <= rank < self.spec.placement.replicas:
             raise ConfigError(f"rank {rank}: run `{self.id}` has ranks 0 to {self.spec.placement.replicas - 1}")
+        if self.spec.task.program:
+            yield from self._program_logs(rank, tail, follow, since, attempt)
+            return
+        problem: BackendError | ConfigError | None = None
+        began = False
         if since is None and attempt is None and self._handle is not None:
-            began = False
             try:
                 for line in self.executor.logs(self._handle, rank, tail=tail, follow=follow):
                     began = True
                     yield line
                 return
-            except BackendError:
+            except (BackendError, ConfigError) as exc:
                 if began:
                     raise
-                # The machine or the job is gone; the store has the uploaded log chunks.
+                # The machine or the job is gone, or we may not read it; the store has the uploaded log chunks.
+                problem = exc
         is_over = lambda: self.status(progress=False).replicas[rank].state.is_terminal  # noqa: E731
-        yield from self._stored.lines(
+        for line in self._stored.log.lines(
             rank,
             tail=tail,
             since=since,
             attempt=attempt,
             is_over=is_over if follow else None,
             clock=self._clock,
-        )
+        ):
+            began = True
+            yield line
+        if not began and isinstance(problem, (AuthError, ConfigError)):
+            raise problem
+        if not began and attempt is not None and since is None and isinstance(self.executor, AttemptReader):
+            with suppress(RunNotFound):
+                yield from self.executor.attempt_logs(self.handle, rank, attempt, tail=tail)
+
+    def _program_logs(
+        self, rank: int, tail: int | None, follow: bool, since: float | None, attempt: int | None
+    ) -> Iterator[str]:
+        """The output of an image's own program, which is not in the store."""
+        if since is not None:
+            raise ConfigError(f"run `{self.id}` runs a program of its image: its log has no `since`", reason="program")
+        if attempt is None:
+            if self._handle is not None:
+                yield from self.executor.logs(self._handle, rank, tail=tail, follow=follow)
+            return
+        if not isinstance(self.executor, AttemptReader):
+            what = f"run `{self.id}` runs a program of its image, and `{self.executor.name}` keeps no earlier attempts"
+            raise ConfigError(f"{what}: its log has no `attempt`", reason="program")
+        yield from self.executor.attempt_logs(self.handle, rank, attempt, tail=tail)
 
     def _backend_status(self) -> RunStatus:
+        if self._watch is not None:
+            return self._watch.status()
         if self._handle is not None:
-            return self.executor.status(self._handle)
+            return self._status_of(self._handle)
         replicas = self.spec.placement.replicas
         if journal.is_cancelled(self.store, self.id, launch=self.launch):
             message = "cancelled before it started"
             return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
-        launch = journal.newest_launch(self.store, self.id)
+        launch = journal.launch_at(self.store, self.id, self.launch)
         if launch.undone is not None:
-            message = f"the launch was undone ({launch.undone}); launch it again to start it"
+            again = "resume it again" if launch.is_resume else "launch it again"
+            message = f"the launch was undone ({launch.undone}); {again} to start it"
             return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
         message = "its launcher was interrupted before it started; launch it again to continue"
         waiting = RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING, message)
@@ -456,10 +390,44 @@ class Run:
         pairs = zip(found.replicas, waiting.replicas, strict=True)
         return RunStatus(tuple(idle if r.state is ReplicaState.LOST else r for r, idle in pairs))
 
-    def _joined(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
+    def _status_of(self, handle: RunHandle) -> RunStatus:
+        """The backend's status. If it cannot be asked and the store has the end of every rank, all are LOST there.
+
+        A `StoreReader` then also knows ranks that have not ended.
+        """
+        try:
+            return self.executor.status(handle)
+        except (BackendError, ConfigError) as exc:
+            if not self._ended_in_store():
+                if isinstance(exc, BackendError) and isinstance(self.executor, StoreReader):
+                    return self.executor.stored_status(handle, exc.message)
+                raise
+            log.warning("run %s: read from the store alone: %s", self.id, exc.message)
+            return RunStatus.lost(handle.replicas, exc.message)
+
+    def _ended_in_store(self) -> bool:
+        """Whether every rank has written an outcome that no restart follows."""
+        placement = self.spec.placement
+        outcomes = self._stored.outcomes()
+        return len(outcomes) == placement.replicas and all(
+            each.state is ReplicaState.SUCCEEDED
+            or (each.attempt >= placement.max_restarts and each.reason is not Reason.PREEMPTED)
+            for each in outcomes.values()
+        )
+
+    def _joined(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome] | None) -> RunStatus:
+        """The backend's status, corrected by the outcomes, if they were read, and by the records of cancellations."""
+        status = backend if outcomes is None else self._join(backend, outcomes)
+        if not any(r.state in (ReplicaState.FAILED, ReplicaState.LOST) for r in status.replicas):
+            return status
+        cancels = journal.read_rank_cancels(self.store, self.id, launch=self.launch)
+        return with_cancelled_ranks(status, {rank: each.why for rank, each in cancels.items() if not each.was_over})
+
+    def _join(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
         may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
         cancel = journal.read_cancel(self.store, self.id, launch=self.launch) if may_be_cancelled else None
-        return join(backend, outcomes, cancelled=cancel.why, over=cancel.over) if cancel else join(backend, outcomes)
+        why, over = (cancel.why, cancel.over) if cancel else (None, ())
+        return join(backend, outcomes, cancelled=why, over=over, writes_outcomes=not self.spec.task.program)
 
     def _with_beat(self, replica: ReplicaStatus, beat: Beat | None) -> ReplicaStatus:
         """The status with its heartbeat, which also knows of restarts inside a container."""
@@ -476,65 +444,36 @@ class Run:
         return replace(outcome, last_lines=last_lines(lambda: self.logs(outcome.rank, tail=5)))
 
 
-def status_or_none(executor: Executor, handle: RunHandle) -> RunStatus | None:
+def stored_weights(store: Store, run_id: str, round_no: int | None = None, *, launch: int | None = None) -> Weights:
+    """The agreed weights of a run in a store, without its backend; see `Run.weights`."""
     try:
-        return executor.status(handle)
-    except BackendError as exc:
-        log.debug("no status of %s before it is stopped: %s", handle, exc.message)
-        return None
+        from atoll.rounds.weights import agreed_weights
+        from atoll.training.weights import Weights
+    except ModuleNotFoundError as exc:
+        raise MissingExtra(exc.name or "torch", extra="train") from exc
+    number = journal.newest_rounds(store, run_id) if launch is None else launch
+    return Weights(agreed_weights(store, run_id, round_no, launch=number))
 
 
-def _has_ended(replica: ReplicaStatus) -> bool:
-    return replica.state.is_terminal and replica.state is not ReplicaState.LOST
+@contextmanager
+def watched(run: Run, store: Store | None = None) -> Iterator[tuple[Run, Callable[[float], None]]]:
+    """The same run for one loop that reads its status, and the function that sleeps between two readings.
+
+    A backend that can watch a run then ends the sleep when something changes, and a status may cost less.
+    """
+    same = Run(
+        run.spec, run.executor, store or run.store, run._handle, run._clock, launch=run.launch, rounds_of=run.rounds_of
+    )
+    if run._handle is None:
+        yield same, run._clock.sleep
+        return
+    with watching(run.executor, run._handle, run._clock) as same._watch:
+        yield same, same._watch.wait
 
 
 def could_restart(spec: RunSpec, executor: Executor) -> bool:
     """The run has no restarts, and the backend supports them."""
     return spec.placement.max_restarts == 0 and executor.capabilities.max_restarts != 0
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError as exc:
-        raise ConfigError("the working folder was deleted", hint="cd to another one, or give `workspace`") from exc
-
-
-def code_for(executor: Executor, workspace: str | None) -> tuple[Code, Any]:
-    """How replicas get the code: a bundle of `workspace`, else in place if they share our files, else the image."""
-    if workspace is not None:
-        from atoll.bundle import build
-
-        bundle = build(Path(workspace))
-        return Code.bundle(bundle.digest), bundle
-    if "in_place" in executor.capabilities.code:
-        return Code.in_place(_working_folder()), None
-    return Code.image(), None
-
-
-def task_alone(entry: str | Callable[..., Any], code: Code, spec: Mapping[str, Any]) -> Task | None:
-    """The task of a run whose placement is not valid, so that its entry point is still checked; None if not valid."""
-    try:
-        return RunSpec.build(entry, code=code, args=spec.get("args"), argv=spec.get("argv", ())).task
-    except ConfigError:
-        return None
-
-
-def check_entry(task: Task, workspace: str | None) -> None:
-    """Raise `InvalidSpec` if the code is on this machine and the entry point does not fit it."""
-    if task.code.root is not None:
-        entry_check.check(task, task.code.root)
-    elif workspace is not None:
-        entry_check.check_sent(task, workspace)
-
-
-def with_path(built: RunSpec) -> RunSpec:
-    """The same spec, with the folder in which replicas find the module."""
-    code = built.task.code
-    if code.root is None:
-        return built
-    code = replace(code, path=entry_check.extra_path(Entry.parse(built.task.entry), code.root))
-    return replace(built, task=replace(built.task, code=code))
 
 
 def _needs_store(status: RunStatus) -> bool:

@@ -55,6 +55,7 @@ def likely_placement(spec: Mapping[str, Any]) -> tuple[Placement, frozenset[str]
         return Placement(**given), frozenset()
     except InvalidSpec as exc:
         wrong = frozenset(_heads(exc))
+        wrong |= frozenset() if wrong <= given.keys() else {"parts"}  # the problem of a part is named with its backend
         return Placement(**{name: value for name, value in given.items() if name not in wrong}), wrong
 
 

@@ -56,5 +56,7 @@ def _judged(stray: Stray, context: RunContext) -> Leftover | None:
     if is_cancelled:
         return Leftover(stray, False, f"{name} was cancelled")
     if newest.number > context.launch or (newest.number == context.launch and newest.undone is not None):
-        return Leftover(stray, False, f"launch {context.launch} of {name} was undone")
+        followed = newest.is_resume and newest.number > context.launch
+        what = f"was followed by launch {newest.number}" if followed else "was undone"
+        return Leftover(stray, False, f"launch {context.launch} of {name} {what}")
     return None

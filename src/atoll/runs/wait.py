@@ -7,12 +7,15 @@ throttles or repeats itself cannot delay the end of the wait.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
 from atoll.errors import AtollError, WaitTimeout
+from atoll.executors.base import Executor, RunWatch, Watcher
+from atoll.handle import RunHandle
 from atoll.status import ReplicaState, RunStatus
 
 log = logging.getLogger("atoll.runs")
@@ -30,12 +33,17 @@ def wait(
     status: Callable[[], RunStatus],
     *,
     timeout_s: float | None = None,
+    ranks: Collection[int] | None = None,
     fail_fast: bool = False,
     on_change: Callable[[RunStatus], None] | None = None,
     on_trouble: Callable[[AtollError | None], None] | None = None,
+    pause: Callable[[float], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RunStatus:
-    """Return the status when the run has ended; with `fail_fast`, as soon as one replica has failed.
+    """Return the status when the run, or each of these `ranks`, has ended.
+
+    With `fail_fast`, return as soon as one replica has failed. `pause` sleeps between two readings, for at most the
+    given time: see `watching`.
 
     Raises `WaitTimeout` with the last status if the deadline passes first, also while a reading takes longer. Errors
     that are `retryable` are retried for five minutes; `on_trouble` is called with each of them, and with None after
@@ -62,13 +70,36 @@ def wait(
             last = now
             if on_change is not None:
                 on_change(now)
-        if now is not None and (now.is_terminal or (fail_fast and _has_failed(now))):
+        if now is not None and (_is_over(now, ranks) or (fail_fast and _has_failed(now))):
             return now
         if deadline.is_past:
             raise timed_out(deadline, now)
         pause_s = next(pauses)
         log.debug("ask again in %.2f s", pause_s)
-        deadline.sleep(pause_s)
+        (pause or clock.sleep)(min(pause_s, deadline.remaining_s))
+
+
+@contextmanager
+def watching(executor: Executor, handle: RunHandle, clock: Clock = SYSTEM_CLOCK) -> Iterator[RunWatch]:
+    """The executor's own watch of a run, or one that reads the status and sleeps."""
+    if isinstance(executor, Watcher):
+        with executor.watch(handle) as watch:
+            yield watch
+    else:
+        yield _Polling(executor, handle, clock)
+
+
+class _Polling:
+    """Reads the status each time it is asked for."""
+
+    def __init__(self, executor: Executor, handle: RunHandle, clock: Clock) -> None:
+        self._executor, self._handle, self._clock = executor, handle, clock
+
+    def status(self) -> RunStatus:
+        return self._executor.status(self._handle)
+
+    def wait(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
 
 
 class _Outage:
@@ -98,12 +129,16 @@ class _Outage:
 def timed_out(deadline: Deadline, last: RunStatus | None) -> WaitTimeout:
     """The error of a wait whose deadline passed, with the last status that was read."""
     found = counts_text(last) if last else "no status could be read"
-    return WaitTimeout(f"still running after {deadline.timeout_s:g} s: {found}", status=last)
+    return WaitTimeout(f"not over after {deadline.timeout_s:g} s: {found}", status=last)
 
 
 def counts_text(status: RunStatus) -> str:
     """Such as `3 running, 1 failed`."""
     return ", ".join(f"{n} {state}" for state, n in status.counts().items())
+
+
+def _is_over(status: RunStatus, ranks: Collection[int] | None) -> bool:
+    return all(r.state.is_terminal for r in status.replicas if ranks is None or r.rank in ranks)
 
 
 def _has_failed(status: RunStatus) -> bool:

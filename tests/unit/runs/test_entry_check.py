@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import InvalidSpec
+from atoll.entry import Entry, object_problem
+from atoll.errors import EntryMissing, InvalidSpec
 from atoll.runs import entry_check
-from atoll.spec import RunSpec, Task, object_problem
+from atoll.spec import RunSpec, Task
 
 SOURCE = """
 import json
@@ -267,6 +268,83 @@ def test_code_that_is_sent_elsewhere_is_checked_as_far_as_it_is_here(root):
     (Path(root) / "newer.py").write_text("type X = int; def train(:\n")
     for entry in ("job:train", "of_the_image:train", "of_the_image.py", "newer:train", "json:JSONEncoder"):
         entry_check.check_sent(Task(entry), root)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> str:
+    """A package `pkg` whose function `both` has the name of a module, and a module without `main`."""
+    files = {
+        "pkg/__init__.py": "def both(lr): pass\ndef train(lr): pass\n",
+        "pkg/both.py": "def main(lr=1): pass\n",
+        "pkg/data.py": "def load(): pass\n",
+        "pkg/folder/inner.py": "def load(): pass\n",
+        "solo.py": "def main(): pass\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("solo", "solo:main"),
+        ("solo.main", "solo:main"),
+        ("pkg.both", "pkg.both:main"),
+        ("pkg.both.main", "pkg.both:main"),
+        ("pkg.train", "pkg:train"),
+        ("pkg.data", "pkg.data:main"),
+        ("pkg.data.load", "pkg.data:load"),
+        ("pkg.folder", "pkg:folder"),
+        ("pkg.folder.inner.load", "pkg.folder.inner:load"),
+    ],
+)
+def test_a_dotted_name_is_a_module_if_there_is_one_else_a_function(package, name, function):
+    for decide in (entry_check.decided, entry_check.decided_sent):
+        assert str(decide(Entry(dotted=name), package)) == function
+    assert entry_check.decided(Entry.parse("any:function"), package) == Entry.parse("any:function")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("pkg.data", None), ("pkg.folder", None), ("pkg.boht", "both"), ("pkg.dta", "data"), ("pkg.data.laod", "load")],
+)
+def test_a_module_without_the_function_is_named(package, name, meant):
+    for check in (entry_check.check, entry_check.check_sent):
+        with pytest.raises(EntryMissing) as caught:
+            check(Task(name), package)
+        assert isinstance(caught.value, RuntimeError)
+        assert caught.value.fields == ("entry",)
+        assert (f"did you mean `{meant}`?" in caught.value.problems[0]) == (meant is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("sollo", "solo"), ("pkg.dta.load", "pkg.data"), ("elsewhere.train", None)]
+)
+def test_a_dotted_name_without_a_module_is_refused_here_and_left_to_a_replica_elsewhere(package, name, meant):
+    problem = refusal(package, name)
+    assert (f"did you mean `{meant}`?" in problem) == (meant is not None)
+    entry_check.check_sent(Task(name), package)
+    assert entry_check.decided_sent(Entry(dotted=name), package) == Entry(dotted=name)
+
+
+def test_the_arguments_of_a_dotted_name_are_checked(package):
+    assert refusal(package, "pkg.both", rate=1).endswith("`main` takes no argument `rate`; it takes `lr`")
+    assert refusal(package, "pkg.train").endswith("`train` needs an argument `lr`")
+
+
+def test_an_optional_argument_fits_every_function(root):
+    assert_accepted(Task("job:none", {"rank_env": "RANK"}, optional_args=("rank_env",)), root)
+    assert_accepted(Task("job:called", {"lr": 1.0}, optional_args=("lr",)), root)
+    assert "takes no argument `epochs`" in refusal(root, "job:none", epochs=1)
+
+
+def test_the_folder_of_a_dotted_name_is_found_on_our_path(package, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, package])
+    elsewhere = str(tmp_path / "elsewhere")
+    assert entry_check.extra_path(Entry(dotted="pkg.both.main"), elsewhere) == package
+    assert entry_check.extra_path(Entry(dotted="pkg.both.main"), package) is None
 
 
 class Thing:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from atoll import disk
+from atoll.errors import StoreError
 from atoll.keys import RunKeys
 from atoll.runs.stored import Beat, StoredRun
 from atoll.status import LOADING, Progress, Reason, ReplicaState, ReplicaStatus, RunStatus, with_progress
@@ -90,3 +91,22 @@ def test_a_full_folder_of_the_store_is_a_problem_of_every_rank(monkeypatch, tmp_
     beats = stored.beats(2)
     shown = running.with_replicas(with_progress(r, beats[r.rank].progress) for r in running.replicas)
     assert shown.problems() == {text: [0]}
+
+
+DAMAGED = [b"", b"{", b"[]", b"7", b'{"attempt": 0}', b'{"rank": 0, "attempt": 0, "state": "odd", "reason": "ok"}']
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_a_damaged_heartbeat_is_none(data):
+    store = MemoryStore()
+    store.put(RunKeys("r").beat(0), data)
+    assert StoredRun(store, "r").beats(1) == {}
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_a_damaged_outcome_is_an_error_of_the_store_that_names_it(data):
+    store = MemoryStore()
+    store.put(RunKeys("r").outcome(0, 0), data)
+    with pytest.raises(StoreError, match=r"outcome/00000.000.json` is damaged") as caught:
+        StoredRun(store, "r").outcomes()
+    assert caught.value.reason == "damaged"

@@ -7,7 +7,7 @@ from threading import Event
 import pytest
 
 from atoll.errors import AuthError, BackendUnavailable, StoreUnavailable, WaitTimeout
-from atoll.runs.wait import wait
+from atoll.runs.wait import wait, watching
 from atoll.status import Reason, ReplicaState, RunStatus
 from atoll.testing.fakes import FakeClock
 
@@ -39,6 +39,12 @@ def test_wait_has_a_deadline_and_does_not_sleep_past_it():
     with pytest.raises(WaitTimeout, match="2 running"):
         wait(script(RUNNING), timeout_s=30, clock=clock)
     assert clock.monotonic() - began == pytest.approx(30)
+
+
+def test_a_wait_for_some_ranks_does_not_wait_for_the_others():
+    assert wait(script(RUNNING, MIXED), ranks=[1], clock=FakeClock()) == MIXED
+    with pytest.raises(WaitTimeout):
+        wait(script(RUNNING, MIXED), ranks=[0], timeout_s=1, clock=FakeClock())
 
 
 def test_fail_fast_returns_at_the_first_failure():
@@ -107,3 +113,29 @@ def test_an_error_of_a_reading_with_a_deadline_is_raised_where_the_wait_is():
         wait(script(AuthError("x")), timeout_s=60, clock=FakeClock())
     with pytest.raises(KeyboardInterrupt):
         wait(script(KeyboardInterrupt()), timeout_s=60, clock=FakeClock())
+
+
+def test_a_pause_of_the_caller_is_no_longer_than_the_deadline():
+    clock, pauses = FakeClock(), []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        clock.sleep(seconds)
+
+    with pytest.raises(WaitTimeout):
+        wait(script(RUNNING), timeout_s=3, pause=pause, clock=clock)
+    assert sum(pauses) == pytest.approx(3)
+    assert max(pauses) <= 2.0
+
+
+def test_an_executor_that_cannot_watch_is_asked_again_after_each_pause():
+    class Polled:
+        def status(self, handle):
+            return {"run": DONE}[handle]
+
+    clock = FakeClock()
+    began = clock.monotonic()
+    with watching(Polled(), "run", clock) as watch:
+        assert watch.status() == DONE
+        watch.wait(2.5)
+    assert clock.monotonic() - began == pytest.approx(2.5)

@@ -75,6 +75,8 @@ def _abilities(capabilities: Capabilities) -> Iterator[str]:
         yield f"at most {capabilities.max_restarts} restarts"
     if capabilities.max_replicas is not None:
         yield f"at most {capabilities.max_replicas} replicas"
+    if capabilities.cancels_together:
+        yield "all replicas of a run stop together"
 
 
 def _loaded(kind: str, name: str, row: registry.Row) -> Adapter:

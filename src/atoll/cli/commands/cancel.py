@@ -1,4 +1,4 @@
-"""`atoll cancel`: stop runs, and return when none of their replicas runs any more."""
+"""`atoll cancel`: stop runs, or single ranks of a run, and return when none of these replicas runs any more."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import click
 
 from atoll.cli.app import Interrupted, command
-from atoll.cli.launch_options import complete_run, store_option
+from atoll.cli.launch_options import complete_run, rank_option, ranks, store_option
 from atoll.cli.output import Output, error_record
 from atoll.cli.render import counts_text
 from atoll.cli.runs import find_run
 from atoll.errors import AtollError, ConfigError, RunNotFound, StoreError, UnknownName, UsageError
-from atoll.runs.attach import attach
-from atoll.runs.run import Run, status_or_none
+from atoll.result import ranks_text
+from atoll.runs.attach import UnrecordedRun, attach
+from atoll.runs.cancel import status_or_none
+from atoll.runs.run import Run
 from atoll.status import RunStatus
 
 log = logging.getLogger("atoll.cli")
@@ -23,18 +25,25 @@ log = logging.getLogger("atoll.cli")
 
 @command("End", short_help="Stop runs; return when none of their replicas runs any more.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
+@rank_option(help="Stop only these ranks of one RUN: 2, or 0-3,7.")
 @store_option
-def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> None:
+def cancel_command(out: Output, runs: tuple[str, ...], rank: str | None, store: str | None) -> None:
     """Stop every replica of the runs. For runs that have ended, do nothing.
 
     RUN is a run id or a handle. Stopping does not need the store: if the store does not answer, the replicas are
     stopped through the handle, and a warning says that the stop is not recorded.
+
+    With --rank, the other replicas keep running, and the stopped ranks are not started again. A round that needs a
+    stopped rank then ends with an error that names it, unless the run waits for it (--on-dead wait). A backend that
+    can only stop all replicas together refuses --rank.
     """
+    if rank is not None and len(runs) > 1:
+        raise UsageError(f"--rank {rank}: ranks of one run can be stopped at a time, and here are {len(runs)} runs")
     done: list[dict[str, Any]] = []
     first: AtollError | None = None
     for name in runs:
         try:
-            done.append(_cancel(out, name, store))
+            done.append(_cancel(out, name, store, rank))
         except KeyboardInterrupt:
             hint = f"`atoll cancel {shlex.join(runs)}` stops the rest"
             raise Interrupted(hint, message=f"replicas of run `{name}` may still run") from None
@@ -48,23 +57,44 @@ def cancel_command(out: Output, runs: tuple[str, ...], store: str | None) -> Non
         raise first
 
 
-def _cancel(out: Output, name: str, store: str | None) -> dict[str, Any]:
+def _cancel(out: Output, name: str, store: str | None, rank: str | None) -> dict[str, Any]:
     run = _found(out, name, store)
-    stopped = run.cancel()
+    replicas = run.handle.replicas if isinstance(run, UnrecordedRun) else run.spec.placement.replicas
+    chosen = None if rank is None else ranks(rank, replicas)
+    stopped = run.cancel(chosen)
     before, after = stopped.before, _status(run)
-    was_over = before is not None and before.is_terminal
+    was_over = before is not None and all(
+        r.state.is_terminal for r in before.replicas if r.rank in (chosen or [r.rank])
+    )
     counts = counts_text(after) if after is not None else "the backend does not say how its replicas ended"
-    out.say(f"run `{run.id}` {'had ended already' if was_over else 'is stopped'}: {counts}")
+    what = f"run `{run.id}`" if chosen is None else f"run `{run.id}`: {ranks_text(chosen)}"
+    is_stopped = "are stopped" if chosen is not None and len(chosen) > 1 else "is stopped"
+    out.say(f"{what} {'had ended already' if was_over else is_stopped}: {counts}")
+    if chosen is not None and after is not None and (others := _others(run, chosen, after)):
+        out.say(others)
     if stopped.warning:
         out.say(f"warning: {stopped.warning}", "warn")
     return {
         "run_id": run.id,
+        **({} if chosen is None else {"ranks": chosen}),
         "was": before.state if before is not None else None,
         "state": after.state if after is not None else None,
         "was_over": was_over,
         "recorded": stopped.record_error is None,
         **({"warning": stopped.warning} if stopped.warning else {}),
     }
+
+
+def _others(run: Run, stopped: list[int], status: RunStatus) -> str:
+    """What the ranks do that were not stopped; empty if none is left."""
+    left = [r.rank for r in status.replicas if not r.state.is_terminal and r.rank not in stopped]
+    if not left:
+        return ""
+    go_on, needs = ("goes on", "waits") if len(left) == 1 else ("go on", "wait")
+    waits = not isinstance(run, UnrecordedRun) and run.spec.task.on_dead == "wait"
+    it = "it" if len(stopped) == 1 else "them"
+    then = f"{needs} for {it} until the deadline" if waits else f"ends with an error that names {it}"
+    return f"{ranks_text(left)} {go_on}; a round that needs {ranks_text(stopped)} {then}"
 
 
 def _found(out: Output, name: str, store: str | None) -> Run:

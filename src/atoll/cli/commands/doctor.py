@@ -19,9 +19,10 @@ from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.watch import store_hint
 from atoll.context import default_store, home
 from atoll.errors import AtollError, BackendError, ConfigError, InvalidSpec, StoreError, UnknownName
-from atoll.executors.base import Check, Diagnoser
+from atoll.executors.base import Check, Diagnoser, PermissionLister
 from atoll.runs import config
 from atoll.runs.config import Config
+from atoll.runs.parts import backend_names
 
 _LEAST_PYTHON = (3, 11)
 _COMPILERS = "`apt install gcc`, `dnf install gcc`, `xcode-select --install`"
@@ -41,21 +42,40 @@ class Finding:
 @click.argument("backend", required=False, shell_complete=complete_backend)
 @click.option("--store", metavar="URI", help="The store to check.  [default: the configured one]")
 @click.option("--setting", multiple=True, metavar="NAME=VALUE", help="A setting of the backend.")
-def doctor_command(out: Output, backend: str | None, store: str | None, setting: tuple[str, ...]) -> None:
+@click.option("--permissions", is_flag=True, help="Check nothing: print the permissions that a launcher needs.")
+def doctor_command(
+    out: Output, backend: str | None, store: str | None, setting: tuple[str, ...], permissions: bool
+) -> None:
     """Check this machine, the BACKEND (or the configured one) and the store.
 
     Exit code 0 if all checks pass. Otherwise the first of these: 2 for this machine, its configuration, or an address
     or setting that is wrong, 3 for the backend, 4 for the store.
     """
     findings, settings = _machine_findings()
-    name = backend or (settings.get("on") if settings else "local")
-    own = settings.executor_settings(name) if settings else {}
-    own |= pairs(setting, "--setting", as_json=True)
-    findings += _backend_findings(name, own)
+    names = backend_names(backend or (settings.get("on") if settings else "local"))
+    for name in names:
+        own = settings.executor_settings(name) if settings else {}
+        own |= pairs(setting, "--setting", as_json=True)
+        if permissions:
+            _print_permissions(out, name, own)
+            return
+        findings += _backend_findings(name, own)
     findings += _store_findings(store or (settings.get("store") if settings else default_store()))
     out.data({"checks": [{"kind": f.kind, **asdict(f.check)} for f in findings]})
     out.text(_table_text(out, findings))
     _raise_for(findings)
+
+
+def _print_permissions(out: Output, name: str, settings: Mapping[str, Any]) -> None:
+    executor = registry.executor(name, **settings)
+    if not isinstance(executor, PermissionLister):
+        raise ConfigError(
+            f"--permissions: backend `{name}` has no list of permissions",
+            hint="its page in docs/ has one, if it needs any",
+        )
+    found = executor.permissions()
+    out.data({"permissions": found.document})
+    out.text(found.text)
 
 
 def _table_text(out: Output, findings: list[Finding]) -> str:

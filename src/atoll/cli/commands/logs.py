@@ -16,10 +16,10 @@ import click
 
 from atoll.cli.app import command
 from atoll.cli.background import merged
-from atoll.cli.launch_options import duration, ranks, run_argument, store_option
+from atoll.cli.launch_options import duration, launch_option, rank_option, ranks, run_argument, store_option
 from atoll.cli.output import Output, encoded, one_line, styled
-from atoll.cli.render import ending_lines, endings_json, no_output_text
-from atoll.cli.runs import find_run
+from atoll.cli.render import ending_lines, endings_json, held_text, link_lines, no_output_text
+from atoll.cli.runs import find_run, replica_links
 from atoll.errors import AtollError, ConfigError
 from atoll.runs.run import Run
 from atoll.status import ReplicaStatus
@@ -43,21 +43,24 @@ def _line_count(text: str) -> int:
 @run_argument
 @store_option
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended.")
-@click.option("--rank", default="all", metavar="K", help="Only these ranks: 2, or 0-3,7.  [default: all]")
+@rank_option(default="all", help="Only these ranks: 2, or 0-3,7.  [default: all]")
 @click.option(
     "--tail", type=_line_count, metavar="N", help=f"The last N lines of each rank, or `all`.  [default: {_TAIL}]"
 )
 @click.option("--since", type=duration, metavar="TIME", help="Only lines from this long ago until now, such as 10m.")
 @click.option("--attempt", type=int, metavar="A", help="Only this attempt of restarted replicas, from 0.")
 @click.option("--grep", metavar="RE", help="Only lines that match this regular expression.")
-def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: str, **options: Any) -> None:
+@launch_option
+def logs_command(
+    out: Output, run: str, store: str | None, follow: bool, rank: str, launch: int | None, **options: Any
+) -> None:
     """Show the output of replicas, one rank after the other; with several ranks, each line begins with its rank.
 
     Works after the machines are gone, because replicas upload their output to the store. With --since or --grep, all
-    matching lines are shown unless --tail is given. On stderr: the ranks that printed nothing, and how replicas ended
-    that did not succeed.
+    matching lines are shown unless --tail is given. On stderr: the ranks that printed nothing, what replicas wait for,
+    how those ended that did not succeed, and the web pages of the backend about them.
     """
-    found = find_run(run, store)
+    found = find_run(run, store, launch)
     chosen = ranks(rank, found.spec.placement.replicas)
     selection = _Selection(**options)
     if follow and len(chosen) > _MOST_FOLLOWED:
@@ -75,11 +78,14 @@ def logs_command(out: Output, run: str, store: str | None, follow: bool, rank: s
         lines = ((k, line) for k in chosen for line in selection.lines(found, k))
     counts = _print(out, lines, chosen, is_stream=follow)
     replicas = _replicas(found, chosen)
-    out.data({"run_id": found.id, "ranks": endings_json(replicas, counts)})
+    links = replica_links(found, chosen)
+    out.data({"run_id": found.id, "ranks": endings_json(replicas, counts, links)})
     without_output = [] if selection.is_empty else [k for k in chosen if not counts[k]]
     notes = (
         no_output_text(without_output, is_filtered=selection.is_filtered),
+        held_text(replicas),
         *ending_lines(replicas, shlex.quote(found.id), time.time()),
+        *link_lines(links, shlex.quote(found.id)),
     )
     for note in filter(None, notes):
         out.say(note)

@@ -19,6 +19,7 @@ from atoll.cli.launch_options import duration
 from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.render import STATE_STYLES, problems_text
 from atoll.errors import AtollError, RunNotFound
+from atoll.journal import Launch
 from atoll.runs import config, index
 from atoll.runs.config import Config
 from atoll.runs.run import Run
@@ -46,6 +47,8 @@ class Row:
     executor: str = ""
     at: float | None = None
     message: str = ""
+    parts: dict[str, int] = field(default_factory=dict)
+    """How many replicas are on each backend, if the run is on several."""
 
 
 @command("Look", short_help="List runs: those started on this machine, or those of a store.")
@@ -121,7 +124,7 @@ def _table(rows: Sequence[Row], *, now: float) -> Table:
             Cell(one_line(row.run_id), "bold"),
             Cell(row.state, STATE_STYLES[ReplicaState(row.state)] if row.state in set(ReplicaState) else "lost"),
             Cell(_short_counts(row)),
-            Cell(row.executor),
+            Cell(" + ".join(row.parts) or row.executor),
             Cell("" if row.at is None else units.duration_text(now - row.at)),
             Cell(one_line(row.store), "dim"),
             Cell(one_line(row.message.partition("\n")[0])),
@@ -132,15 +135,18 @@ def _table(rows: Sequence[Row], *, now: float) -> Table:
 
 
 def _row(store: Store, run_id: str, settings: Config) -> Row:
-    record = journal.read_run(store, run_id)
-    spec = RunSpec.from_json(record["spec"])
-    row = Row(run_id, store.uri, replicas=spec.placement.replicas, executor=record["executor"], at=record["created_at"])
-    return _or_reason(row, lambda: _with_status(row, spec, store, settings))
+    launch = journal.newest_launch(store, run_id)
+    record = journal.read_launch(store, run_id, launch.number)
+    spec = RunSpec.from_json(record.spec)
+    parts: dict[str, int] = {}
+    for part in spec.placement.parts:
+        parts[part.on] = parts.get(part.on, 0) + part.replicas
+    row = Row(run_id, store.uri, replicas=spec.placement.replicas, executor=record.executor, at=record.at, parts=parts)
+    return _or_reason(row, lambda: _with_status(row, spec, launch, store, settings))
 
 
-def _with_status(row: Row, spec: RunSpec, store: Store, settings: Config) -> Row:
+def _with_status(row: Row, spec: RunSpec, launch: Launch, store: Store, settings: Config) -> Row:
     executor = registry.executor(row.executor, **settings.executor_settings(row.executor))
-    launch = journal.newest_launch(store, row.run_id)
     status = Run(spec, executor, store, launch.handle, launch=launch.number).status(progress=False)
     counts = {str(state): count for state, count in status.counts().items()}
     return replace(row, state=str(status.state), counts=counts, message=problems_text(status))

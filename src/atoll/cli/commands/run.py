@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -19,24 +20,37 @@ from atoll.cli.render import (
     result_json,
     result_lines,
     success_text,
+    warnings_text,
 )
 from atoll.cli.watch import deferred_interrupt, relaunch_hint, relaunch_text, resume_hint, watch
 from atoll.errors import ConfigError
-from atoll.runs.run import Draft, Run
+from atoll.runs.run import Run
 from atoll.status import RunStatus
 
 _LATER = "the launch is being completed, then this command detaches; Ctrl-C again undoes the launch"
+F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 16
 """Ranks shown on a terminal at the end of a run."""
+
+
+def watching_options(function: F) -> F:
+    """The options of commands that start a run and watch it."""
+    for option in (
+        click.option(
+            "--fail-fast", is_flag=True, help="Cancel the run when a replica has failed and cannot be restarted."
+        ),
+        click.option("--wait", is_flag=True, help="Print progress lines instead of the live table."),
+        click.option("-d", "--detach", is_flag=True, help="Return after the start; print the run id on stdout."),
+    ):
+        function = option(function)
+    return function
 
 
 @command(
     "Start", takes_script_args=True, short_help="Start replicas and watch them; Ctrl-C detaches, the run continues."
 )
 @run_options
-@click.option("-d", "--detach", is_flag=True, help="Return after the start; print the run id on stdout.")
-@click.option("--wait", is_flag=True, help="Print progress lines instead of the live table.")
-@click.option("--fail-fast", is_flag=True, help="Cancel the run when a replica has failed and cannot be restarted.")
+@watching_options
 def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **options: Any) -> None:
     """Start replicas of ENTRY and watch them until they have ended.
 
@@ -44,15 +58,27 @@ def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **option
     Ctrl-C ends only this command: the run continues, and the output lists the commands to watch it again. Options that
     are not given come from ATOLL_* variables, then from atoll.toml.
     """
+    check_watching(detach, wait, fail_fast)
+    made = draft(out, options, click.get_current_context().meta.get("script_args", ()))
+    announce(out, made)
+    say_notes(out, made)
+    again = relaunch_text(made.spec.run_id)
+    start_and_watch(out, made.submit, again, detach=detach, wait=wait, fail_fast=fail_fast)
+
+
+def check_watching(detach: bool, wait: bool, fail_fast: bool) -> None:
     if detach and (wait or fail_fast):
         raise ConfigError(
             "--detach returns at once, so it excludes --wait and --fail-fast",
             hint="leave one out, or use `atoll run --detach` and then `atoll wait RUN --fail-fast`",
         )
-    made = draft(out, options, click.get_current_context().meta.get("script_args", ()))
-    announce(out, made)
-    say_notes(out, made)
-    run = _submit(out, made)
+
+
+def start_and_watch(
+    out: Output, submit: Callable[[], Run], again: str, *, detach: bool, wait: bool, fail_fast: bool
+) -> None:
+    """Start a run and watch it until it has ended. `again` says how to finish an interrupted launch."""
+    run = _submit(out, submit, again)
     if detach:
         _show_next_commands(out, run)
         if (status := run.status()).is_terminal:
@@ -66,23 +92,22 @@ def run_command(out: Output, detach: bool, wait: bool, fail_fast: bool, **option
     _finish(out, run, status)
 
 
-def _submit(out: Output, made: Draft) -> Run:
+def _submit(out: Output, submit: Callable[[], Run], again: str) -> Run:
     run = None
     try:
-        with relaunch_hint(made.spec.run_id), deferred_interrupt(_LATER):
-            run = made.submit()
+        with relaunch_hint(again), deferred_interrupt(_LATER):
+            run = submit()
     except KeyboardInterrupt as exc:
         if run is None:
             # The notes say whether the launch was undone, or was complete already.
             message = "; ".join(getattr(exc, "__notes__", ())) or "the launch was not finished"
-            raise Interrupted(relaunch_text(made.spec.run_id), message=message) from None
+            raise Interrupted(again, message=message) from None
         raise _detached(out, run) from None
     out.data(_identity(run))
     out.event("adopted" if run.was_there else "started", _identity(run))
     if run.was_there:
         out.say(
-            f"run `{run.id}` exists already: nothing new is started, and changes of your code have no effect; "
-            "another --run-id starts a new run",
+            f"run `{run.id}` exists already: nothing new is started; another --run-id starts a new run",
             "warn",
         )
     return run
@@ -113,6 +138,8 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
     with resume_hint(run, is_over=True):
         result = run.result()
     out.data({**_identity(run), "state": status.state, "result": result_json(result)})
+    if warnings := warnings_text(result.outcomes):
+        out.say(warnings, "warn")
     result.raise_for_failures()
     out.say(success_text(result, elapsed_s(status, time.time())), "good")
     if any(value is not None for value in result.values):
@@ -123,4 +150,10 @@ def _finish(out: Output, run: Run, status: RunStatus) -> None:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    return {"run_id": run.id, "handle": str(run.handle), "store": run.store.uri, "executor": run.executor.name}
+    return {
+        "run_id": run.id,
+        "handle": str(run.handle),
+        "store": run.store.uri,
+        "executor": run.executor.name,
+        "launch": run.launch,
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from atoll.cli.app import command
-from atoll.cli.commands.status import status_text
+from atoll.cli.commands.status import cost_json, status_text
 from atoll.cli.launch_options import run_argument, store_option
 from atoll.cli.output import Output
 from atoll.cli.phases import phases_table, round_json
@@ -26,6 +26,7 @@ def top_command(out: Output, run: str, store: str | None) -> None:
     """
     found = find_run(run, store)
     status, poller = found.status(), RoundPoller(found)
+    cost = found.cost(status)
     if out.is_screen:
         from atoll.cli.live import show_top
 
@@ -33,9 +34,10 @@ def top_command(out: Output, run: str, store: str | None) -> None:
         out.say(f"run `{found.id}`: {counts_text(status)}")
     else:
         now = None if status.is_terminal else time.time()
-        out.text(status_text(found, status, out, poller.waiting(status)) + _rounds_text(poller.records(), now, out))
+        text = status_text(found, status, out, poller.waiting(status), cost)
+        out.text(text + _rounds_text(poller.records(), now, out))
     rounds = {str(rank): round_json(record) for rank, record in sorted(poller.records().items())}
-    out.data({**status_json(found.id, status, poller.waiting(status)), "rounds": rounds})
+    out.data({**status_json(found.id, status, poller.waiting(status)), "rounds": rounds, **cost_json(cost)})
 
 
 def _rounds_text(records: dict[int, RoundRecord], now: float | None, out: Output) -> str:

@@ -39,7 +39,7 @@ def trace_command(out: Output, run: str, store: str | None, file: str | None, la
     if file == "-" and out.is_json:
         raise ConfigError("--out - and --json both write to stdout", hint="give --out a file name")
     run_id, opened = find_place(run, store)
-    launch = journal.newest_launch(opened, run_id).number
+    launch = journal.newest_rounds(opened, run_id)
     records = round_records(opened, run_id, last=last, launch=launch)
     if not records:
         with suggesting(run, store):

@@ -34,7 +34,7 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
     except ModuleNotFoundError as exc:
         raise MissingExtra(exc.name or "numpy", extra="train") from exc
     with suggesting(run, store):
-        report = verify(opened, run_id, launch=journal.newest_launch(opened, run_id).number)
+        report = verify(opened, run_id, launch=journal.newest_rounds(opened, run_id))
     out.data(asdict(report))
     out.text(_text(report))
     for note in report.notes:

@@ -12,7 +12,7 @@ from atoll._time import Deadline
 from atoll.cli.app import command
 from atoll.cli.launch_options import duration, run_argument, store_option
 from atoll.cli.output import Output
-from atoll.cli.render import elapsed_s, status_json, success_text
+from atoll.cli.render import elapsed_s, status_json, success_text, warnings_text
 from atoll.cli.runs import find_run
 from atoll.cli.watch import resume_hint, watch
 from atoll.errors import WaitTimeout
@@ -46,6 +46,8 @@ def wait_command(
     out.data(status_json(found.id, status))
     with resume_hint(found, is_over=True):
         result = found.result()
+    if warnings := warnings_text(result.outcomes):
+        out.say(warnings, "warn")
     result.raise_for_failures()
     out.say(success_text(result, elapsed_s(status, time.time())), "good")
 

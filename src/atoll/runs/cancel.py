@@ -1,0 +1,170 @@
+"""How `Run.cancel` stops replicas, and records that. Stopping does not need the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from atoll import journal
+from atoll._threads import Unanswered, answer_within
+from atoll.errors import AtollError, BackendError, RunNotFound, StoreError, StoreUnavailable
+from atoll.executors.base import Executor, ranks_to_stop
+from atoll.handle import RunHandle
+from atoll.journal import Cancel, RankCancel
+from atoll.result import ranks_text
+from atoll.runs.restarts import could_grow
+from atoll.runs.start import planned_handle
+from atoll.status import ReplicaState, ReplicaStatus, RunStatus
+from atoll.stores.fast import with_retry_timeout
+
+if TYPE_CHECKING:
+    from atoll.runs.run import Run
+
+log = logging.getLogger("atoll.runs")
+RECORD_TIMEOUT_S = 15.0
+"""How long `attach` and `Run.cancel` wait for the store if they can do without it."""
+STATUS_TIMEOUT_S = 10.0
+"""`Run.wait` and `Run.cancel` retry a store request for at most this long, so that the caller sees an outage soon."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What a cancellation did. The replicas do not run any more."""
+
+    before: RunStatus | None
+    """The backend's status right before; None if the backend did not say."""
+    record_error: AtollError | None = None
+    """Why the store could not record the cancellation; None if it is recorded, or had not to be."""
+
+    @property
+    def warning(self) -> str:
+        """What the missing record means; empty if nothing is missing."""
+        if self.record_error is None:
+            return ""
+        if isinstance(self.record_error, RunNotFound):
+            return f"the replicas are stopped, but nothing records that: {self.record_error.message}"
+        return (
+            "the replicas are stopped, but the store could not record that: "
+            f"{self.record_error.message}. `status` may show them as lost instead of cancelled, and a launcher that "
+            "is starting this run at this moment does not see the stop; repeat the cancel when the store answers"
+        )
+
+
+class Cancellation:
+    """One cancellation of a run whose handle may not be known yet."""
+
+    def __init__(self, run: Run, handle: RunHandle | None, why: str) -> None:
+        self._run, self._known, self._why = run, handle, why
+        self._executor = run.executor
+        self._store = with_retry_timeout(run.store, STATUS_TIMEOUT_S)
+
+    def carry_out(self, ranks: Sequence[int] | None = None) -> Stopped:
+        """Stop every replica, or these ranks, and record that; see `Run.cancel`."""
+        handle, is_started = self._handle_to_stop()
+        chosen = ranks_to_stop(self._executor, handle, ranks)
+        before = status_or_none(self._executor, handle)
+        if len(chosen) < handle.replicas:
+            return self._cancel_ranks(handle, chosen, before, is_started)
+        log.info("run %s: stop %s", self._run.id, handle)
+        self._executor.cancel(handle)
+        self._stop_earlier_launches()
+        may_grow = could_grow(self._run.spec, self._executor)
+        if before is not None and before.is_terminal and is_started and not (may_grow and any(before.failures())):
+            return Stopped(before)
+        ended = () if before is None else tuple(r.rank for r in before.replicas if _has_ended(r))
+        cancel = Cancel(self._why, ended if is_started else ())
+        error = self._record_error(
+            partial(journal.record_cancel, self._store, self._run.id, cancel, launch=self._run.launch)
+        )
+        if error is None and (not is_started or may_grow):
+            # A launcher or a watcher that checked for a cancellation before the record was written has created all
+            # its replicas by now; a later one sees the record and stops its replicas itself.
+            self._executor.cancel(handle)
+        return Stopped(before, error)
+
+    def _cancel_ranks(
+        self, handle: RunHandle, ranks: Sequence[int], before: RunStatus | None, is_started: bool
+    ) -> Stopped:
+        """Stop these ranks, and record that for each rank that had not ended, or that a watcher could replace."""
+        known = before.replicas if before is not None and is_started else ()
+        may_grow = could_grow(self._run.spec, self._executor)
+        over = {r.rank for r in known if r.state.is_terminal}
+        final = over - {r.rank for r in known if may_grow and r.state is ReplicaState.FAILED}
+
+        def record() -> None:
+            for rank in (rank for rank in ranks if rank not in final):
+                this = RankCancel(self._why, was_over=rank in over)
+                journal.record_rank_cancel(self._store, self._run.id, rank, this, launch=self._run.launch)
+
+        log.info("run %s: stop %s of %s", self._run.id, ranks_text(ranks), handle)
+        if not is_started:
+            # A launcher stops the whole run if it finds a stopped rank without this record.
+            error = self._record_error(record)
+            self._executor.cancel(handle, ranks)
+            return Stopped(before, error)
+        self._executor.cancel(handle, ranks)
+        error = None if final.issuperset(ranks) else self._record_error(record)
+        if error is None and may_grow:
+            self._executor.cancel(handle, ranks)  # a watcher may have replaced a rank before the record was written
+        return Stopped(before, error)
+
+    def _record_error(self, record: Callable[[], None]) -> StoreError | None:
+        """Write a record of the cancellation. Returns why that was not possible."""
+        try:
+            answer_within(RECORD_TIMEOUT_S, record)
+        except (StoreError, Unanswered) as problem:
+            error = StoreUnavailable("the store does not answer") if isinstance(problem, Unanswered) else problem
+            log.info("run %s: the store could not record that it is cancelled: %s", self._run.id, error.message)
+            return error
+        return None
+
+    def _handle_to_stop(self) -> tuple[RunHandle, bool]:
+        """The handle, and whether the run was started, as far as the store says."""
+        handle, is_started = self._known, self._known is not None
+        if handle is None:
+            try:
+                launch = answer_within(RECORD_TIMEOUT_S, lambda: journal.newest_launch(self._store, self._run.id))
+                handle, is_started = launch.handle, launch.handle is not None
+                handle = handle or self._intended()
+            except (StoreError, Unanswered) as exc:
+                log.debug("run %s: the store does not say whether it was started: %s", self._run.id, exc)
+        handle = handle or planned_handle(self._executor, self._run.plan())
+        if handle is None:
+            message = f"the launcher of run `{self._run.id}` died, and only it knew what it started"
+            raise BackendError(message, executor=self._executor.name, hint="launch it again, then cancel it")
+        return handle, is_started
+
+    def _stop_earlier_launches(self) -> None:
+        """Stop what undone launches may have left; a store that does not answer leaves that to `sweep`."""
+        for number in range(1, self._run.launch):
+            with suppress(StoreError, Unanswered):
+                handle = answer_within(
+                    RECORD_TIMEOUT_S, partial(journal.intended_handle, self._store, self._run.id, number)
+                )
+                if handle is not None and handle.executor == self._executor.name:
+                    self._executor.cancel(handle)
+
+    def _intended(self) -> RunHandle | None:
+        """The handle of a launch that is not finished. Intents of earlier versions have none: plan it again."""
+        intent = journal.read_intent(self._store, self._run.id, self._run.launch)
+        if intent is None or "handle" in intent:
+            return journal.intended_handle(self._store, self._run.id, self._run.launch)
+        plan = self._run.plan()
+        journal.check_intent(self._store, self._run.id, plan.request, launch=self._run.launch)
+        return planned_handle(self._executor, plan)
+
+
+def status_or_none(executor: Executor, handle: RunHandle) -> RunStatus | None:
+    try:
+        return executor.status(handle)
+    except BackendError as exc:
+        log.debug("no status of %s before it is stopped: %s", handle, exc.message)
+        return None
+
+
+def _has_ended(replica: ReplicaStatus) -> bool:
+    return replica.state.is_terminal and replica.state is not ReplicaState.LOST
