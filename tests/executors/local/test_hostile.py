@@ -20,7 +20,8 @@ from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.pipes import KillPipe, OutputPipe
 from atoll.replica.spool import Spool
-from atoll.runs.run import Run, prepare
+from atoll.runs.prepare import prepare
+from atoll.runs.run import Run
 from atoll.status import Reason, ReplicaState
 
 pytestmark = pytest.mark.process
@@ -196,10 +197,12 @@ def test_a_bad_exit_code_after_the_return_is_a_failure_with_a_reason(hostile, st
     assert "3" in status.message
 
 
-def test_a_result_too_deep_to_be_read_is_refused_where_it_is_made(hostile, store):
-    status = atoll.launch("hostile:nested", store=store, args={"depth": 3000}).wait(LIMIT_S).replicas[0]
-    assert (status.state, status.reason) == (ReplicaState.FAILED, Reason.USER_ERROR)
-    assert "JSON" in status.message
+def test_a_result_too_deep_to_be_read_is_cut_where_it_is_made(hostile, store):
+    run = atoll.launch("hostile:nested", store=store, args={"depth": 3000})
+    assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
+    (outcome,) = run.result().outcomes
+    assert isinstance(outcome.result, list)
+    assert len(outcome.warnings) == 1
 
 
 def test_a_forked_child_that_returns_does_not_speak_for_the_replica(hostile, store):

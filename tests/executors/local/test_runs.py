@@ -15,7 +15,18 @@ import pytest
 
 import atoll
 from atoll import journal
-from atoll.errors import Conflict, InvalidSpec, RunFailed, RunNotFound, SubmitError, Unsupported, WaitTimeout
+from atoll.errors import (
+    BackendUnavailable,
+    ConfigError,
+    Conflict,
+    InvalidSpec,
+    RunFailed,
+    RunNotFound,
+    SubmitError,
+    Unsupported,
+    WaitTimeout,
+)
+from atoll.executors.local.executor import LocalExecutor
 from atoll.replica import processes
 from atoll.replica.spool import Spool
 from atoll.runs.run import Run
@@ -64,7 +75,6 @@ def test_results_come_back_in_rank_order_and_nothing_is_left(jobs, store):
         ("jobs:sys_exit", {"code": 5}, Reason.USER_ERROR, 5),
         ("jobs:kill_self", {}, Reason.KILLED, 137),
         ("jobs:kill_self", {"number": int(signal.SIGSEGV)}, Reason.KILLED, 139),
-        ("jobs:not_json", {}, Reason.USER_ERROR, 1),
         ("jobs:out_of_memory", {}, Reason.OOM, 1),
         ("jobs:without_a_store", {}, Reason.BACKEND, 4),
     ],
@@ -77,6 +87,18 @@ def test_every_bad_end_has_its_reason_and_exit_code(jobs, store, entry, args, re
         run.result().raise_for_failures()
     assert "rank 0" in str(caught.value)
     assert f"atoll logs {run.id}" in str(caught.value)
+
+
+def test_a_value_that_is_not_json_is_kept_as_text_with_a_warning(jobs, store):
+    run = atoll.launch("jobs:not_json", replicas=2, store=store)
+    assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
+    result = run.result().raise_for_failures()
+    assert all(value["model"].startswith("<object object at ") and value["best"] == [1, 2] for value in result.values)
+    warning = "result.model: a `object` is not JSON; its repr is kept"
+    assert [outcome.warnings for outcome in result.outcomes] == [(warning,)] * 2
+    assert [replica.warnings for replica in run.status().replicas] == [(warning,)] * 2
+    assert result.warnings == [f"ranks 0-1: {warning}"]
+    assert list(run.logs(0)) == [f"warning: {warning}"]
 
 
 def test_sys_exit_zero_is_a_success(jobs, store):
@@ -94,9 +116,54 @@ def test_the_remote_traceback_is_shown_without_our_own_frames(jobs, store):
     assert "atoll/replica" not in text
 
 
+@pytest.mark.parametrize("error", [BackendUnavailable("no cluster"), ConfigError("no context")], ids=["down", "gone"])
+def test_an_ended_run_is_read_from_the_store_if_its_backend_cannot_be_asked(jobs, store, monkeypatch, error):
+    run = atoll.launch("jobs:echo", replicas=2, store=store)
+    run.wait(LIMIT_S)
+
+    def refuse(*_, **__):
+        raise error
+
+    for name in ("status", "logs"):
+        monkeypatch.setattr(LocalExecutor, name, refuse)
+    assert [r.state for r in run.status().replicas] == [ReplicaState.SUCCEEDED] * 2
+    assert [value["rank"] for value in run.result().values] == [0, 1]
+    assert list(run.logs(1)) == ["rank 1 of 2"]
+
+
+def test_a_run_that_goes_on_needs_its_backend(jobs, store, monkeypatch):
+    run = atoll.launch("jobs:hang", replicas=2, store=store, grace_s=0.3)
+    until_hanging(run)
+    run.cancel([1])
+
+    def refuse(*_, **__):
+        raise BackendUnavailable("no cluster")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalExecutor, "status", refuse)
+        with pytest.raises(BackendUnavailable):
+            run.status()
+    run.cancel()
+
+
+def test_a_failure_that_a_restart_may_follow_is_no_end_in_the_store(jobs, store, monkeypatch):
+    run = atoll.launch("jobs:fail", replicas=2, store=store)
+    run.wait(LIMIT_S)
+
+    def refuse(*_, **__):
+        raise BackendUnavailable("no cluster")
+
+    monkeypatch.setattr(LocalExecutor, "status", refuse)
+    assert [r.state for r in run.status().replicas] == [ReplicaState.FAILED] * 2
+    placement = dataclasses.replace(run.spec.placement, max_restarts=1)
+    run.spec = dataclasses.replace(run.spec, placement=placement)
+    with pytest.raises(BackendUnavailable):
+        run.status()
+
+
 def test_a_replica_past_its_limit_has_failed_with_timeout_though_it_ignores_sigterm(jobs, store):
     run = atoll.launch(
-        "jobs:hang", replicas=2, store=store, args={"stubborn": True, "children": 1}, timeout_s=0.5, grace_s=0.2
+        "jobs:hang", replicas=2, store=store, args={"stubborn": True, "children": 1}, timeout_s=4, grace_s=0.2
     )
     status = run.wait(LIMIT_S)
     assert {(r.state, r.reason, r.exit_code) for r in status.replicas} == {(ReplicaState.FAILED, Reason.TIMEOUT, 137)}
@@ -180,13 +247,13 @@ def test_output_is_captured_from_the_first_byte_in_order_and_binary_safe(jobs, s
     run.wait(LIMIT_S)
     expected = ["\x00\\xff binary", "out 1", "err 1", "out 2", "err 2", "raw", "no line end"]
     assert list(run.logs(0)) == expected
-    assert b"".join(run._stored.log(0)) == b"\0\xff binary\nout 1\nerr 1\nout 2\nerr 2\nraw\nno line end"
+    assert b"".join(run._stored.log.chunks(0)) == b"\0\xff binary\nout 1\nerr 1\nout 2\nerr 2\nraw\nno line end"
 
 
 def test_two_hundred_megabytes_of_output_are_all_there(jobs, store):
     run = atoll.launch("jobs:shout", store=store, args={"megabytes": 200})
     assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
-    assert sum(len(piece) for piece in run._stored.log(0)) == 200 << 20
+    assert sum(len(piece) for piece in run._stored.log.chunks(0)) == 200 << 20
     assert list(run.logs(0, tail=2)) == ["x" * 1023] * 2
 
 
@@ -454,7 +521,7 @@ def test_a_container_started_again_by_its_service_is_the_next_attempt(jobs, stor
     from atoll.runs.stored import StoredRun
 
     stored = StoredRun(atoll.open_store(store), "again")
-    assert stored.attempts(0) == [0, 1, 2]
+    assert stored.log.attempts(0) == [0, 1, 2]
     assert stored.outcomes()[0].result == 2
 
 
@@ -480,6 +547,17 @@ def test_a_container_told_to_stop_says_that_it_was_preempted(jobs, store):
 
     outcome = StoredRun(atoll.open_store(store), "pre").outcomes()[0]
     assert (outcome.state, outcome.reason) == (ReplicaState.FAILED, Reason.PREEMPTED)
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "limit", "code"),
+    [("hang", "{}", "0.5", 124), ("exit_with", '{"code": 0}', "60", 1), ("exit_with", '{"code": 5}', "60", 5)],
+)
+def test_the_exit_code_of_a_container_says_whether_its_replica_succeeded(jobs, store, function, kwargs, limit, code):
+    command = [sys.executable, "-m", "atoll.replica", "--rendezvous", store, "--world-size", "1", "--run-id", "code"]
+    command += ["--trainer-module", "jobs", "--trainer-fn", function, "--trainer-kwargs-json", kwargs]
+    variables = {**os.environ, "REPLICA_RANK": "0", "ATOLL_TIMEOUT_S": limit}
+    assert subprocess.run(command, env=variables, capture_output=True, check=False).returncode == code
 
 
 def test_a_function_of_the_calling_script_can_be_launched(tmp_path, store):

@@ -22,17 +22,17 @@ def bucket(peer) -> str:
 
 @pytest.mark.slow
 def test_four_replicas_through_s3_end_with_the_local_executors_weights(executor, bucket, store, peer, monkeypatch):
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     monkeypatch.chdir(here)
-    local = atoll.launch("sagemaker_trainer:train", replicas=4, on="local", store=store, args=ARGS)
-    local.wait(120)
+    local = atoll.launch("diloco_trainer:train", replicas=4, on="local", store=store, args=ARGS)
+    local.wait(360)
     wanted = local.result().raise_for_failures().values
     monkeypatch.chdir("/")
     monkeypatch.setenv("PYTHONPATH", str(here), prepend=os.pathsep)  # the image has the trainer
     run = atoll.launch(
-        "sagemaker_trainer:train", replicas=4, on=executor(), store=f"{bucket}/diloco", args=ARGS, timeout_s=300
+        "diloco_trainer:train", replicas=4, on=executor(), store=f"{bucket}/diloco", args=ARGS, timeout_s=300
     )
-    run.wait(180)
+    run.wait(360)
     found = run.result().raise_for_failures().values
     assert len({value["weights"] for value in found}) == 1, "replicas do not agree"
     assert [value["weights"] for value in found] == [value["weights"] for value in wanted]

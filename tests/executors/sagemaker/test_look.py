@@ -201,9 +201,34 @@ def test_a_job_that_was_stopped_by_hand_did_not_end_because_of_itself(bench):
         assert words[1].startswith("Stopped")
 
 
-def test_the_bill_is_told_for_jobs_that_are_over(bench):
+def test_details_are_the_names_the_bill_and_the_model_of_jobs_that_are_over(bench, peer):
     with launched(bench, "echo", 2) as run:
         over(bench, run)
-        billed = run.executor.billable_seconds(run.handle)
-        assert len(billed) == 2
-        assert all(isinstance(seconds, int) and seconds >= 1 for seconds in billed)
+        names = [f"{run.handle.native_id}-0000{rank}" for rank in (1, 0)]
+        rows: list[dict[str, Any]] = []
+        calls = counted(peer, lambda: rows.extend(run.executor.details(run.handle, [1, 0])))
+        assert calls == {"DescribeTrainingJob": 2}
+        assert [row["training_job_name"] for row in rows] == names
+        assert [row["model_artifacts"] for row in rows] == [
+            f"s3://bucket/output/{name}/output/model.tar.gz" for name in names
+        ]
+        assert all(isinstance(row["billable_seconds"], int) and row["billable_seconds"] >= 1 for row in rows)
+
+
+def test_details_of_a_job_that_runs_or_vanished_have_no_bill_and_no_model(peer, executor):
+    handle = seeded(peer, executor, [("InProgress", "Training")] * 2)
+    peer.engine.forget(f"{handle.native_id}-00001")
+    names = [f"{handle.native_id}-0000{rank}" for rank in range(2)]
+    assert executor().details(handle, range(2)) == [
+        {"training_job_name": name, "billable_seconds": None} for name in names
+    ]
+
+
+def test_a_program_of_the_image_runs_with_the_variables_of_a_replica(bench):
+    program = "import os; print(os.environ['REPLICA_RANK'], os.environ['WORLD_SIZE'], os.environ['LR'])"
+    made = bench.executor(command=["python", "-c", program])
+    plan = made.plan(RunContext("own", bench.store_uri), Placement(replicas=2, env={"LR": "0.1"}))
+    handle = made.submit(plan)
+    until(bench, "both have ended", lambda: made.status(handle).is_terminal)
+    assert [replica.state for replica in made.status(handle).replicas] == [ReplicaState.SUCCEEDED] * 2
+    assert [list(made.logs(handle, rank)) for rank in range(2)] == [["0 2 0.1"], ["1 2 0.1"]]

@@ -119,7 +119,7 @@ def test_a_lost_machine_is_replaced_while_a_process_waits(bench, peer):
         result = run.result().raise_for_failures()
         assert [(o.attempt, o.result) for o in result.outcomes] == [(0, 0), (1, 1)]
         assert sorted(peer.engine.jobs) == [name_of(run, 0), name_of(run, 1), name_of(run, 1, 1)]
-        assert all(seconds for seconds in run.executor.billable_seconds(run.handle))
+        assert all(row["billable_seconds"] for row in run.executor.details(run.handle, [0, 1]))
 
 
 def test_an_end_that_the_supervisor_recorded_is_not_replaced(bench, peer):
@@ -353,6 +353,57 @@ def test_a_failed_run_that_is_cancelled_is_not_replaced_later(held, run):
     assert watched(run, cancel).state is ReplicaState.FAILED
     assert journal.is_cancelled(run.store, run.id)
     assert len(held.engine.jobs) == 2
+
+
+# single ranks
+
+
+def test_a_rank_that_is_cancelled_is_not_replaced_and_its_replacement_is_stopped(held, bench, run):
+    fail(held, name_of(run, 1))
+    watched(run)
+    assert going(held) == [name_of(run, 0), name_of(run, 1, 1)]
+    run.cancel([1])
+    assert going(held) == [name_of(run, 0)]
+    assert watched(run).replicas[1].state is ReplicaState.CANCELLED
+    assert going(held) == [name_of(run, 0)]
+
+
+def test_a_failed_rank_that_is_cancelled_stays_failed_and_is_not_replaced(held, run):
+    fail(held, name_of(run, 1))
+    run.cancel([1])
+    assert journal.read_rank_cancels(run.store, run.id)[1].was_over
+    assert [r.state for r in watched(run).replicas] == [ReplicaState.PENDING, ReplicaState.FAILED]
+    assert len(held.engine.jobs) == 2
+
+
+def test_a_cancelled_rank_stays_cancelled_though_its_job_says_that_it_failed_or_is_gone(held, bench, run):
+    journal.record_rank_cancel(run.store, run.id, 1, journal.RankCancel())
+    fail(held, name_of(run, 1))
+    for progress in (True, False):
+        replicas = run.status(progress=progress).replicas
+        assert [(r.state, r.reason) for r in replicas][1] == (ReplicaState.CANCELLED, Reason.CANCELLED)
+        assert replicas[0].state is ReplicaState.PENDING
+    assert watched(run).replicas[1].state is ReplicaState.CANCELLED
+    fail(held, name_of(run, 0))
+    bench.forget(run.handle)
+    assert [r.state for r in run.status().replicas] == [ReplicaState.LOST, ReplicaState.CANCELLED]
+
+
+def test_a_rank_that_is_cancelled_while_a_watcher_replaces_it_is_stopped_alone(held, bench, run):
+    fail(held, name_of(run, 1))
+    other = Run(run.spec, bench.executor(), run.store, run.handle)
+    held.faults.on(Call.CREATE, lambda: other.cancel([1]) and None, nth=1, after_effect=False)
+    watched(run)
+    assert going(held) == [name_of(run, 0)]
+    assert not journal.is_cancelled(run.store, run.id)
+
+
+def test_a_rank_that_cannot_be_stopped_is_named_alone(held, run):
+    held.faults.refuse(Call.STOP, *REFUSALS["denied"])
+    with pytest.raises(StopFailed) as caught:
+        run.cancel([1])
+    assert caught.value.left_running == (name_of(run, 1),)
+    assert journal.read_rank_cancels(run.store, run.id) == {}
 
 
 def test_a_run_that_has_ended_before_the_wait_stays_as_it_is(held, run):

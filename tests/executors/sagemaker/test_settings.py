@@ -65,6 +65,9 @@ def machine(settings: dict[str, Any], **placement: Any) -> str:
         ("checkpoint_local_path", "relative", ""),
         ("security_group_ids", "sg-1", ""),
         ("subnets", ["subnet-1", ""], ""),
+        ("command", "python train.py", '`["python", "train.py"]`'),
+        ("command", ["python", ""], ""),
+        ("command", ["python", 5], ""),
         ("tags", {"team": 5}, ""),
         ("tags", ["team"], ""),
         ("prices", {"ml.m5.xlarge": math.nan}, ""),
@@ -97,7 +100,7 @@ def test_all_problems_come_together_and_nothing_was_called_or_recorded(peer: Any
         atoll.launch(
             "jobs:echo", on="sagemaker", store=tmp_path / "store", run_id="r", settings=settings, gpu="MI300X", cpus=2
         )
-    assert caught.value.fields == ("region", "volume_size_gb", "instance_type", "cpus", "store", "gpu", "keep_alive_s")
+    assert caught.value.fields == ("volume_size_gb", "region", "instance_type", "cpus", "store", "gpu", "keep_alive_s")
     assert sum(peer.calls.values()) == before
     assert not (tmp_path / "store").exists(), "the run id is taken"
 
@@ -223,6 +226,22 @@ def test_the_last_note_is_the_price() -> None:
         assert "/h together" in notes[-1]
 
 
+def test_a_command_takes_the_place_of_the_replica_program() -> None:
+    command = ["sh", "-c", "train --epochs 3"]
+    made = SageMakerTrainingExecutor(**SETTINGS, command=command)
+    plan = made.plan(CONTEXT, Placement())
+    assert plan.request["jobs"][0]["AlgorithmSpecification"]["ContainerEntrypoint"] == command
+    assert made.command == tuple(command)
+    assert plan.notes[0].startswith("command:")
+    other = SageMakerTrainingExecutor(**SETTINGS, command=[*command, "x"]).plan(CONTEXT, Placement())
+    assert other.request["jobs"][0]["Tags"] != plan.request["jobs"][0]["Tags"], "the launch tokens are equal"
+    assert unsupported({"command": command}, max_restarts=1) == ("max_restarts",)
+    assert unsupported({"command": ["x" * 257, *"y" * 100]}) == ("command", "command[0]")
+    without = SageMakerTrainingExecutor(**SETTINGS)
+    assert without.command == ()
+    assert not any(note.startswith("command") for note in without.plan(CONTEXT, Placement()).notes)
+
+
 def test_defaults_are_valid_values() -> None:
     made = SageMakerTrainingExecutor()
-    assert made._settings == JobSettings()
+    assert made.settings == JobSettings()

@@ -24,7 +24,8 @@ from atoll.executors.sagemaker.executor import SageMakerTrainingExecutor
 from atoll.executors.sagemaker.request import job_name
 from atoll.handle import RunHandle
 from atoll.journal import read_handle
-from atoll.runs.run import Draft, Run
+from atoll.runs.prepare import Draft
+from atoll.runs.run import Run
 from atoll.serverless import SageMakerExecutor
 from atoll.status import ReplicaState
 from atoll.testing.bench import JOBS, Bench, Call, Fault, entered, launched, let_go, order, until
@@ -234,7 +235,7 @@ def test_collect_returns_the_rows_at_its_deadline(peer, bench, trouble):
     assert "as it was told to" in rows[1]["error"]
     assert rows[2]["status"] in ("pending", "running")
     assert rows[2]["error"]
-    facade.cancel(handles[0])
+    facade.cancel(handles[2])
     assert going(peer) == []
 
 
@@ -545,11 +546,14 @@ def test_the_replica_protocol_stops_a_run_whose_store_is_gone(held, bench):
     handles = facade.launch_replicas(N, "", asked)
     deleted(bench)
     facade.cancel(handles[0])
+    assert len(going(held)) == N - 1
+    for handle in handles[1:]:
+        facade.cancel(handle)
     assert going(held) == []
 
 
 def test_a_second_launch_has_its_own_job_names_in_the_replica_protocol(held, bench):
-    facade = SageMakerExecutor.over(SageMakerTrainingExecutor(**bench.settings), run_id="exp")
+    facade = SageMakerExecutor.over(SageMakerTrainingExecutor(**bench.settings), idempotency_key="exp")
     asked = {"rendezvous_uri": bench.store_uri, "trainer_module": JOBS, "trainer_fn": "hold"}
     held.engine.quota = 3
     with pytest.raises(SubmitError):

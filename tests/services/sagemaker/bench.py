@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atoll.context import RANK, RUN_ID, STORE
-from atoll.executors.base import Plan
 from atoll.executors.sagemaker.request import job_name
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
-from atoll.testing.bench import Bench, Call, Fault
+from atoll.testing.bench import Bench
+from services.peer_bench import KillPoints, closed
 from services.sagemaker.job import Job
 from services.sagemaker.server import Peer
 
@@ -38,7 +38,7 @@ HASTE: dict[str, Any] = {
 
 
 @dataclass
-class SageMakerBench(Bench):
+class SageMakerBench(KillPoints, Bench):
     """Made for each test over a peer that they share."""
 
     peer: Peer = None  # type: ignore[assignment]
@@ -71,21 +71,8 @@ class SageMakerBench(Bench):
         self.peer.engine.forget(handle.native_id)
         self.peer.log.forget(handle.native_id)
 
-    @contextmanager
-    def queue_held(self) -> Iterator[None]:
-        self.peer.engine.admits.clear()
-        try:
-            yield
-        finally:
-            self.peer.engine.admits.set()
-
-    @contextmanager
-    def start_broken(self, plan: Plan, rank: int) -> Iterator[None]:
-        self.peer.faults.fail(Call.CREATE, Fault.FORBIDDEN, nth=rank + 1)
-        try:
-            yield
-        finally:
-            self.peer.faults.heal()
+    def queue_held(self) -> AbstractContextManager[None]:
+        return closed(self.peer.engine.admits)
 
     @contextmanager
     def lists_late(self) -> Iterator[None]:
@@ -100,13 +87,6 @@ class SageMakerBench(Bench):
 
     def calls(self) -> int:
         return sum(count for (service, _), count in self.peer.calls.items() if service in ("sagemaker", "logs"))
-
-    def kill_points(self, replicas: int) -> Sequence[str]:
-        return [f"{when} create {number + 1}" for number in range(replicas) for when in ("before", "after")]
-
-    def at_point(self, point: str, action: Callable[[], None]) -> None:
-        when, _, number = point.split()
-        self.peer.faults.on(Call.CREATE, action, nth=int(number), after_effect=when == "after")
 
     def _jobs(self, run_id: str) -> list[Job]:
         wanted = (run_id, self.store_uri)

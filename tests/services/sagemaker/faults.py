@@ -1,15 +1,13 @@
-"""Faults and actions on cue: which calls they meet, and what the service answers instead."""
+"""Which operations the contract's calls are here, and what the service answers instead."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Event, Lock, main_thread
-from typing import Any
+from functools import partial
+from threading import main_thread
 
 from atoll.testing.bench import Call, Fault
+from services.peer_faults import PeerFaults
 
 CALLS = {
     "CreateTrainingJob": Call.CREATE,
@@ -49,107 +47,32 @@ class Empty(Exception):
     """A list without anything in it: what a list says when the service has forgotten."""
 
 
-@dataclass
-class _Rule:
-    operation: Call | str
-    nth: int
-    times: int | None
-    after_effect: bool
-    act: Callable[[str], None]
-    name: str = ""
-    """Only calls about a job whose name has this part."""
-    seen: int = 0
+class Faults(PeerFaults):
+    """Faults of this service, by the operations of AWS."""
 
-    def meets(self, operation: str, request: Mapping[str, Any]) -> bool:
-        if self.operation not in (operation, CALLS.get(operation), "*"):
-            return False
-        if self.name not in str(request.get("TrainingJobName", "")):
-            return False
-        self.seen += 1
-        return self.seen >= self.nth and (self.times is None or self.seen < self.nth + self.times)
+    kinds = CALLS
 
-
-class Faults:
-    """The `Faults` of the executor contract, for this service. A call is named as there, as by AWS, or `*`."""
-
-    calls: frozenset[Call] = frozenset(Call)
-
-    def __init__(self) -> None:
-        self._rules: list[_Rule] = []
-        self._lock = Lock()
-        self._healed = Event()
-
-    def fail(
-        self, call: Call | str, fault: Fault, *, nth: int = 1, times: int | None = None, after_effect: bool = False
-    ) -> None:
-        def act(operation: str) -> None:
-            if fault is Fault.SILENT:
-                self._healed.wait(60)
-                raise Refusal("InternalFailure", "nobody listens any more", 500)
-            raise _refusal(operation, fault)
-
-        self._add(_Rule(call, nth, times, after_effect, act))
+    def answer(self, operation: str, fault: Fault) -> Exception:
+        return _refusal(operation, fault)
 
     def refuse(
         self, call: Call | str, code: str, message: str, *, nth: int = 1, times: int | None = None, name: str = ""
     ) -> None:
         """Answer with an error of one's own; with `name`, only to calls about such jobs."""
-
-        def act(_: str) -> None:
-            raise Refusal(code, message)
-
-        self._add(_Rule(call, nth, times, False, act, name))
+        self.raise_at(call, Refusal(code, message), nth=nth, times=times, name=name)
 
     def lose_answer_then_refuse(self, call: Call | str, why: str, *, name: str = "") -> None:
         """The first such call takes effect and its answer is lost; the calls after it are refused. (`REFUSALS`)"""
-        self._add(_Rule(call, 1, 1, True, _lost, name))
+        lost = Refusal("InternalFailure", "The answer is lost.", 500)
+        self.raise_at(call, lost, times=1, after_effect=True, name=name)
         self.refuse(call, *REFUSALS[why], nth=2, name=name)
 
     def interrupt(self, call: Call | str, *, nth: int = 1, after_effect: bool = False, name: str = "") -> None:
         """Ctrl-C for this process at such a call: its main thread gets SIGINT before the answer."""
         thread = main_thread().ident
         assert thread is not None
-        self._add(_Rule(call, nth, 1, after_effect, lambda _: signal.pthread_kill(thread, signal.SIGINT), name))
-
-    def on(
-        self,
-        call: Call | str,
-        act: Callable[[], None],
-        *,
-        nth: int = 1,
-        times: int | None = 1,
-        after_effect: bool = False,
-        name: str = "",
-    ) -> None:
-        """Do something at such calls."""
-        self._add(_Rule(call, nth, times, after_effect, lambda _: act(), name))
-
-    def heal(self) -> None:
-        with self._lock:
-            self._rules.clear()
-            self._healed.set()
-            self._healed = Event()
-
-    @contextmanager
-    def around(self, operation: str, request: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """Let the rules that this call meets act before it, or after its effect."""
-        with self._lock:
-            met = [rule for rule in self._rules if rule.meets(operation, request or {})]
-        for rule in met:
-            if not rule.after_effect:
-                rule.act(operation)
-        yield
-        for rule in met:
-            if rule.after_effect:
-                rule.act(operation)
-
-    def _add(self, rule: _Rule) -> None:
-        with self._lock:
-            self._rules.append(rule)
-
-
-def _lost(_: str) -> None:
-    raise Refusal("InternalFailure", "The answer is lost.", 500)
+        send = partial(signal.pthread_kill, thread, signal.SIGINT)
+        self.on(call, send, nth=nth, after_effect=after_effect, name=name)
 
 
 def _refusal(operation: str, fault: Fault) -> Exception:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from services.peer_bench import enter
+
 if TYPE_CHECKING:
     from services.sagemaker.server import Peer
 
@@ -24,8 +26,7 @@ def shared_peer() -> Iterator[Peer]:
 
 @pytest.fixture
 def peer(shared_peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
-    for name, value in shared_peer.environment().items():
-        monkeypatch.setenv(name, value)
+    enter(monkeypatch, shared_peer)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     yield shared_peer

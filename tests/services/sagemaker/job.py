@@ -102,11 +102,16 @@ class Job:
             **self.summary(),
             "SecondaryStatusTransitions": list(self._transitions),
             "FailureReason": self.failure,
+            "ModelArtifacts": self._artifacts() if self.status == "Completed" else None,
             "TrainingStartTime": self._started_at,
             "TrainingTimeInSeconds": int(self._billed_s) if self.is_over else None,
             "BillableTimeInSeconds": int(self._billed_s) + 1 if self.is_over and self._started_at else None,
         }
         return {name: value for name, value in known.items() if value is not None}
+
+    def _artifacts(self) -> dict[str, str]:
+        folder = self.request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+        return {"S3ModelArtifacts": f"{folder}/{self.name}/output/model.tar.gz"}
 
     # ── its life ────────────────────────────────────────────────────────────────────────────────────────────────
 

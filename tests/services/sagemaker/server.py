@@ -98,7 +98,7 @@ class Peer:
             self.callers[_caller(environ)].add(f"{service}:{operation}")
         try:
             request = from_wire(body) if service == "sagemaker" else {}
-            with self.faults.around(operation, request):
+            with self.faults.around(operation, str(request.get("TrainingJobName", ""))):
                 answer, head = self._answer(service, operation, request, environ, body)
         except Refusal as refusal:
             answer, head = _refused(service, refusal)

@@ -15,9 +15,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from atoll import disk
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline
@@ -32,16 +32,17 @@ from atoll.errors import (
     SubmitError,
     Unsupported,
 )
-from atoll.executors.base import Capabilities, Check, Plan, Stray
+from atoll.executors.base import OTHER_MACHINE, Capabilities, Check, Plan, Stray, ranks_to_stop
 from atoll.executors.local import gpus
 from atoll.executors.local.logs import follow_lines, last_lines, lines
 from atoll.executors.local.request import CAPABILITIES, local_request, local_status, with_problem
+from atoll.executors.secrets import secret_values
 from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.replica import processes
 from atoll.replica.spool import Spool, read_json
 from atoll.spec import Placement
-from atoll.status import RunStatus
+from atoll.status import ReplicaStatus, RunStatus
 from atoll.validation import CLOCK, FUNCTION, PATH, checks_settings
 
 _READY_S = 60.0
@@ -80,19 +81,19 @@ class LocalExecutor:
 
     def preflight(self, plan: Plan) -> None:
         problems = Problems()
-        problems.trying(lambda: _secret_values(plan.request["secrets"]))
+        problems.trying(lambda: secret_values(plan.request["secrets"]))
         problems.trying(lambda: _check_root(self._root))
         problems.raise_any(f"run `{plan.run_id}`")
 
     def handle(self, plan: Plan) -> RunHandle:
-        return _handle(Spool(plan.request["label"]), plan.replicas)
+        return _handle(Spool(plan.request["label"]), plan.request["ranks"])
 
     def submit(self, plan: Plan) -> RunHandle:
         return submit_or_stop(self, plan)
 
     def start(self, plan: Plan) -> RunHandle:
         spool = Spool(plan.request["label"])
-        secrets = _secret_values(plan.request["secrets"])
+        secrets = secret_values(plan.request["secrets"])
         try:
             _write_plan(spool, plan)
             if not spool.status.exists() and spool.supervisor_pid() is None:
@@ -112,7 +113,15 @@ class LocalExecutor:
         supervisor_runs = spool.supervisor_pid() is not None
         cancel_requested = spool.cancel.exists()
         rows = read_json(spool.status)
-        status = local_status(handle.replicas, rows, supervisor_runs=supervisor_runs, cancel_requested=cancel_requested)
+        ranks, first = range(handle.replicas), handle.first_rank
+        marked = [r for r in ranks if rows is None and not cancel_requested and spool.cancel_rank(first + r).exists()]
+        status = local_status(
+            handle.replicas,
+            rows,
+            supervisor_runs=supervisor_runs,
+            cancelled=ranks if cancel_requested else marked,
+            first_rank=first,
+        )
         if status.is_terminal and supervisor_runs:
             # The supervisor is about to exit. Wait for that: when this returns a terminal status, nothing runs.
             deadline = Deadline(_EXIT_S, self._clock)
@@ -120,10 +129,14 @@ class LocalExecutor:
                 self._clock.sleep(0.001)
         return with_problem(status, disk.problem_of(spool.root))
 
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        chosen = ranks_to_stop(self, handle, ranks)
         spool = self._spool(handle)
+        if len(chosen) < handle.replicas:
+            self._cancel_ranks(handle, spool, chosen)
+            return
         if spool.plan.exists():
-            _request_cancel(spool)
+            _request_cancel(spool, spool.cancel)
             self._stop_supervisor(spool)
         if left := processes.kill_all(str(spool.root)):
             problems = {f"process {pid}": "does not end after SIGKILL" for pid in left}
@@ -137,12 +150,13 @@ class LocalExecutor:
                 executor=self.name,
                 operation="logs",
             )
-        attempts = spool.attempts(rank)
+        number = handle.first_rank + rank
+        attempts = spool.attempts(number)
         if not follow:
-            path = spool.attempt(rank, attempts[-1]).log if attempts else None
+            path = spool.attempt(number, attempts[-1]).log if attempts else None
             return iter(()) if path is None else iter(last_lines(path, tail)) if tail is not None else lines(path)
         return follow_lines(
-            lambda number: spool.attempt(rank, number).log,
+            lambda attempt: spool.attempt(number, attempt).log,
             first=attempts[-1] if attempts else 0,
             tail=tail,
             current=lambda: self.status(handle).replicas[rank],
@@ -151,7 +165,13 @@ class LocalExecutor:
 
     def origin(self, handle: RunHandle) -> RunContext | None:
         plan = read_json(self._spool(handle).plan)
-        return None if plan is None else RunContext(plan["run_id"], plan["store"], plan.get("launch", 1))
+        return None if plan is None else _context(plan)
+
+    def first_processes(self, handle: RunHandle) -> dict[int, tuple[int | None, float | None]]:
+        """The first process of each rank and when it started, also after the end; empty if there is no record."""
+        found = read_json(self._spool(handle).started) or {}
+        first = handle.first_rank
+        return {int(rank) - first: (pid, started_at) for rank, (pid, started_at) in found.items()}
 
     def strays(self) -> list[Stray]:
         """Processes on this machine with the label of a run: those without a supervisor, and one for each other run."""
@@ -163,13 +183,13 @@ class LocalExecutor:
                 continue  # not below this root, or its supervisor is starting and has no replicas yet
             supervisor = spool.supervisor_pid()
             if supervisor is None and not processes.is_dead(pid):
-                replicas = len((read_json(spool.plan) or {}).get("ranks", [0]))
+                ranks = (read_json(spool.plan) or {}).get("ranks", [0])
                 message = f"process {pid} of a run whose supervisor has died"
-                found.append(Stray(_handle(spool, replicas), str(pid), message))
+                found.append(Stray(_handle(spool, ranks), str(pid), message))
             elif supervisor is not None and label not in supervised and (plan := read_json(spool.plan)):
                 supervised.add(label)
-                context = RunContext(plan["run_id"], plan["store"], plan.get("launch", 1))
-                handle, message = _handle(spool, len(plan["ranks"])), f"run `{context.run_id}` of this machine"
+                context = _context(plan)
+                handle, message = _handle(spool, plan["ranks"]), f"run `{context.run_id}` of this machine"
                 found.append(Stray(handle, f"supervisor {supervisor}", message, context))
         return found
 
@@ -193,9 +213,45 @@ class LocalExecutor:
             raise BackendError(
                 f"run `{handle.native_id}` is on machine `{handle.scope}`, and this is `{here}`",
                 executor=self.name,
+                reason=OTHER_MACHINE,
                 hint="use it on that machine, or read its logs and results from the store: `--store URI`",
             )
         return Spool(f"/{handle.native_id}")
+
+    def _cancel_ranks(self, handle: RunHandle, spool: Spool, ranks: Sequence[int]) -> None:
+        """Stop these ranks, and return when none of their processes runs; the supervisor and the others go on."""
+        if not spool.plan.exists():
+            return
+        problems: dict[str, str] = {}
+        first = handle.first_rank
+        for rank in ranks:
+            if not _request_cancel(spool, spool.cancel_rank(first + rank)):
+                problems[f"rank {rank}"] = f"its cancellation cannot be written to {spool.root}: the disk is full"
+        asked = [rank for rank in ranks if f"rank {rank}" not in problems]
+        for replica in self._wait_until_settled(handle, spool, asked):
+            problems[f"rank {replica.rank}"] = f"process {replica.native_id} does not end"
+        left = processes.kill_found(partial(_processes_of, spool, [first + rank for rank in asked]))
+        problems |= {f"process {pid}": "does not end after SIGKILL" for pid in left}
+        if problems:
+            raise StopFailed(f"run `{handle.native_id}`", problems, executor=self.name)
+
+    def _wait_until_settled(self, handle: RunHandle, spool: Spool, ranks: Sequence[int]) -> list[ReplicaStatus]:
+        """Signal the supervisor until it has ended these ranks. Returns those that may still run."""
+        deadline = Deadline(float(read_json(spool.plan)["grace_s"]) + _STOP_S, self._clock)
+        signal_again = Deadline(0.0, self._clock)
+        while (pid := spool.supervisor_pid()) is not None:
+            # Before its first status, the supervisor does not handle signals yet; it looks for the marks after that.
+            is_ready = spool.status.exists()
+            replicas = self.status(handle).replicas
+            left = [replicas[rank] for rank in ranks if not replicas[rank].state.is_terminal]
+            if not left or deadline.is_past:
+                return left
+            if is_ready and signal_again.is_past:
+                _send(pid, signal.SIGHUP)
+                _send(pid, signal.SIGCONT)  # it may be suspended
+                signal_again = Deadline(1.0, self._clock)
+            self._clock.sleep(_POLL_S)
+        return []
 
     def _stop_supervisor(self, spool: Spool) -> None:
         """Signal the supervisor until it has exited; it ends every replica within the grace."""
@@ -212,9 +268,17 @@ class LocalExecutor:
             self._clock.sleep(_POLL_S)
 
 
-def _handle(spool: Spool, replicas: int) -> RunHandle:
+def _handle(spool: Spool, ranks: Sequence[int]) -> RunHandle:
     """The handle has the whole path, so it does not depend on ATOLL_HOME."""
-    return RunHandle(LocalExecutor.name, socket.gethostname(), str(spool.root).removeprefix("/"), replicas)
+    path = str(spool.root).removeprefix("/")
+    return RunHandle(LocalExecutor.name, socket.gethostname(), path, len(ranks), ranks[0])
+
+
+def _context(plan: Mapping[str, Any]) -> RunContext:
+    """The run of the plan of a spool."""
+    found = RunContext.from_variables(plan["environment"])
+    assert found is not None
+    return found[0]
 
 
 def _write_plan(spool: Spool, plan: Plan) -> None:
@@ -268,14 +332,29 @@ def _start_supervisor(plan: Plan, spool: Spool, secrets: Mapping[str, str]) -> N
     log.debug("run `%s`: supervisor started in %s", plan.run_id, spool.root)
 
 
-def _request_cancel(spool: Spool) -> None:
-    """Leave a mark for a supervisor that is starting. A full disk must not prevent the stop: the signal is enough."""
+def _request_cancel(spool: Spool, mark: Path) -> bool:
+    """Create the mark that the supervisor looks for. False if the disk is full.
+
+    Then a cancel of the whole run goes on, because the signal is enough for that.
+    """
     try:
-        spool.cancel.touch()
+        mark.touch()
     except OSError:
-        with suppress(OSError):
+        try:
             spool.reserve.unlink(missing_ok=True)
-            spool.cancel.touch()
+            mark.touch()
+        except OSError:
+            return False
+    return True
+
+
+def _processes_of(spool: Spool, ranks: Sequence[int]) -> list[int]:
+    """Processes of these ranks that the supervisor has not ended, because it died or because they left their group."""
+    rows = read_json(spool.status) or []
+    pids = {int(row["native_id"]) for row in rows if row["rank"] in ranks and row["native_id"] is not None}
+    forked = [pid for pid in processes.of_label(str(spool.root)) if pid in pids] if pids else []
+    forked += [pid for pid in pids if processes.is_exiting(pid)]
+    return [*forked, *processes.below({spool.attempts_folder(rank) for rank in ranks})]
 
 
 def _send(pid: int, number: signal.Signals) -> None:
@@ -286,26 +365,6 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # it has just exited
-
-
-def _secret_values(references: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets. They go into the environment of the replicas and nowhere else."""
-    values, problems = {}, []
-    for name, reference in references.items():
-        scheme, _, where = reference.partition(":")
-        try:
-            values[name] = os.environ[where] if scheme == "env" else Path(where).read_text(encoding="utf-8").strip()
-        except KeyError:
-            problems.append(f"secrets.{name}=`{reference}`: variable `{where}` is not set")
-        except OSError as exc:
-            problems.append(f"secrets.{name}=`{reference}`: {exc.strerror}")
-        except UnicodeDecodeError:
-            problems.append(f"secrets.{name}=`{reference}`: the file is not UTF-8 text")
-        if "\0" in values.get(name, ""):
-            problems.append(f"secrets.{name}=`{reference}`: a variable cannot contain NUL")
-    if problems:
-        raise InvalidSpec("secrets", problems)
-    return values
 
 
 def _check_root(root: Path) -> None:

@@ -48,6 +48,7 @@ def share(gpu: Gpu, replicas: int, devices: Sequence[Device]) -> list[str] | str
     needed = gpu.count * replicas
     if len(fitting) < needed:
         have = ", ".join(sorted({device.name for device in devices})) or "no GPU"
-        return f"gpu=`{gpu}`: {replicas} replicas need {needed}, and this machine has {len(fitting)} ({have})"
+        need = "1 replica needs" if replicas == 1 else f"{replicas} replicas need"
+        return f"gpu=`{gpu}`: {need} {needed}, and this machine has {len(fitting)} ({have})"
     spans = (fitting[rank * gpu.count : (rank + 1) * gpu.count] for rank in range(replicas))
     return [",".join(device.uuid for device in span) for span in spans]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def local_request(
     if isinstance(devices_by_rank, str):
         problems.append(devices_by_rank)
     label = str(root / context.native_name())
-    ranks = range(placement.replicas)
+    ranks = context.ranks(placement.replicas)
     request = {
         "command": [sys.executable, "-P", "-m", "atoll.replica", "--spool", label],
         "host": os.uname().nodename,
@@ -53,7 +53,9 @@ def local_request(
         "ranks": list(ranks),
         "environment": {**context.environment(placement.replicas), **placement.env, LABEL: label},
         "secrets": dict(placement.secrets),
-        "rank_environment": {str(rank): _rank_environment(placement, rank, devices_by_rank) for rank in ranks},
+        "rank_environment": {
+            str(rank): _rank_environment(placement, rank, devices_by_rank, place) for place, rank in enumerate(ranks)
+        },
         "timeout_s": placement.timeout_s,
         "grace_s": placement.grace_s,
         "max_restarts": placement.max_restarts,
@@ -61,28 +63,38 @@ def local_request(
     return request, problems
 
 
-def _rank_environment(placement: Placement, rank: int, devices_by_rank: list[str] | str) -> dict[str, str]:
+def _rank_environment(placement: Placement, rank: int, devices_by_rank: list[str] | str, place: int) -> dict[str, str]:
     own = rank_environment(rank, placement.rank_env)
     return (
-        {**own, "CUDA_VISIBLE_DEVICES": devices_by_rank[rank]}
+        {**own, "CUDA_VISIBLE_DEVICES": devices_by_rank[place]}
         if devices_by_rank and isinstance(devices_by_rank, list)
         else own
     )
 
 
 def local_status(
-    replicas: int, rows: list[dict[str, Any]] | None, *, supervisor_runs: bool, cancel_requested: bool
+    replicas: int,
+    rows: list[dict[str, Any]] | None,
+    *,
+    supervisor_runs: bool,
+    cancelled: Collection[int],
+    first_rank: int = 0,
 ) -> RunStatus:
-    """Every rank, from the supervisor's table. Without a running supervisor, ranks that were not over are LOST."""
+    """Every replica, from the supervisor's table. Without a running supervisor, those that were not over are LOST.
+
+    `cancelled` are the replicas whose cancellation was requested; it counts if the run has not started. The ranks of
+    the table begin with `first_rank`, and those of the status with 0.
+    """
     if rows is not None:
-        known = [ReplicaStatus.from_json(row) for row in rows]
+        known = [ReplicaStatus.from_json({**row, "rank": row["rank"] - first_rank}) for row in rows]
         return RunStatus(tuple(known if supervisor_runs else map(_lost, known)))
     if supervisor_runs:
         return RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.STARTING, "the supervisor is starting")
-    if cancel_requested:
-        return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled before it started")
+    stopped = RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, "cancelled before it started")
     message = "the launcher was interrupted before any replica started; launch the run again, or cancel it"
-    return RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING, message)
+    waiting = RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING, message)
+    pairs = zip(stopped.replicas, waiting.replicas, strict=True)
+    return RunStatus(tuple(over if over.rank in cancelled else idle for over, idle in pairs))
 
 
 def with_problem(status: RunStatus, problem: str) -> RunStatus:

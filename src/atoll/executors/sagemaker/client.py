@@ -1,17 +1,19 @@
 """Every call to AWS: limited in rate, retried while the error may be transient, with its errors translated.
 
-`AwsClient.call` is the only way from this package to boto3.
+`AwsClient.call` is the only way from this package to a service. boto3 is imported only for services whose client the
+caller did not give: a given client is used as it is, and its errors are recognized by their answer, not by their class.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from typing import Any
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
-from atoll.errors import BackendUnavailable, did_you_mean
+from atoll.errors import BackendUnavailable, ConfigError, did_you_mean
 from atoll.executors.sagemaker import errors, known
 from atoll.executors.sagemaker.known import EXTRA
 from atoll.registry import require
@@ -19,6 +21,7 @@ from atoll.registry import require
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _MOST_PAGES = 200
 """A page has a hundred jobs, and all jobs of a list belong to one run."""
+_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 log = logging.getLogger("atoll.executors")
 
@@ -37,27 +40,34 @@ class AwsClient:
         clock: Clock,
         clients: Mapping[str, Any],
     ) -> None:
-        self._boto3 = require("boto3", extra=EXTRA)
-        vendor = require("botocore.exceptions", extra=EXTRA)
-        parsers = require("botocore.parsers", extra=EXTRA)
-        # A proxy's error page in place of an answer is a ResponseParserError, which is no BotoCoreError.
-        self._vendor_errors = (vendor.ClientError, vendor.BotoCoreError, parsers.ResponseParserError)
         self._timeout_s, self._patience_s, self._clock = timeout_s, patience_s, clock
         self._given = {service: client for service, client in clients.items() if client is not None}
         self._made: dict[tuple[str, str | None], Any] = {}
+        self._session: Any = None
         self._lock = Lock()
-        self._session = self._new_session()
-        unknown = "" if "sagemaker" in self._given else None
-        self.region: str | None = region or _region_of(self._given) or self._session.region_name or unknown
-        """Empty if the caller gave a client whose region is unknown."""
         self._client_region = _region_of(self._given)
+        self.region: str | None = region or self._client_region or self._default_region()
+        """Empty if the caller gave a client whose region is unknown."""
         self._list_limiter = RateLimiter(list_calls_per_s, clock=clock)
         self._rate, self._limiters = calls_per_s, dict[str, RateLimiter]()
 
     @property
     def session(self) -> Any:
         """The boto3 session: credentials and region, which need no call."""
-        return self._session
+        with self._lock:
+            return self._open_session()
+
+    @property
+    def may_use_sdk(self) -> bool:
+        """Whether checks may use boto3: false if the caller gave a client that is not one of boto3."""
+        return known.may_use_sdk(self._given.get("sagemaker"))
+
+    def has(self, service: str, verb: str) -> bool:
+        """Whether a call is there. A client that the caller gave may lack it."""
+        return service not in self._given or callable(getattr(self._given[service], verb, None))
+
+    def is_given(self, service: str) -> bool:
+        return service in self._given
 
     def region_problem(self) -> str | None:
         """Why this region cannot be right. The region of a client that the caller gave is always accepted."""
@@ -83,7 +93,7 @@ class AwsClient:
         tries: int | None = None,
         **body: Any,
     ) -> dict[str, Any]:
-        """Make one call and return its answer.
+        """Make one call and return its answer; an answer that is not a mapping counts as empty.
 
         A transient error is retried for `patience_s`, or at most `tries` times for callers with a loop of their own.
         Expired credentials are read again once.
@@ -94,9 +104,13 @@ class AwsClient:
         while True:
             self._limiter(service, verb).wait()
             log.debug("call %s.%s (%s)", service, verb, what)
+            send = self._sender(service, verb, region, what, operation)
             try:
-                return dict(getattr(self._client(service, region), verb)(**body))
-            except self._vendor_errors as exc:
+                answer = send(**body)
+                return dict(answer) if isinstance(answer, Mapping) else {}
+            except Exception as exc:
+                if not self.is_given(service) and not errors.is_of_service(exc):
+                    raise
                 error = errors.translated(exc, what, operation)
                 if errors.is_stale(exc) and not renewed:
                     renewed = True
@@ -126,30 +140,55 @@ class AwsClient:
                 self._limiters[service] = RateLimiter(self._rate, at_once=8, clock=self._clock)
             return self._limiters[service]
 
-    def _client(self, service: str, region: str | None) -> Any:
+    def _sender(self, service: str, verb: str, region: str | None, what: str, operation: str) -> Callable[..., Any]:
+        """The function that makes the call; `ConfigError` if the client that the caller gave does not have it."""
+        if not self.has(service, verb):
+            raise ConfigError(f"the given {service}_client has no `{verb}`", reason="client")
         if service in self._given:
-            return self._given[service]
-        where = (service, region or self.region)
+            client = self._given[service]
+        else:
+            try:
+                client = self._made_client(service, region or self.region or None)
+            except Exception as exc:
+                if not errors.is_of_service(exc):
+                    raise
+                raise errors.translated(exc, what, operation) from exc
+        found: Callable[..., Any] = getattr(client, verb)
+        return found
+
+    def _made_client(self, service: str, region: str | None) -> Any:
+        where = (service, region)
         with self._lock:
             if where not in self._made:
+                session = self._open_session()
                 config = require("botocore.config", extra=EXTRA).Config(
                     connect_timeout=min(10.0, self._timeout_s),
                     read_timeout=self._timeout_s,
                     retries={"mode": "standard", "total_max_attempts": 1},
                 )
-                self._made[where] = self._session.client(service, region_name=where[1], config=config)
+                self._made[where] = session.client(service, region_name=region, config=config)
             return self._made[where]
+
+    def _default_region(self) -> str | None:
+        """The region of the environment. The files of AWS are read only if the SDK makes the client."""
+        if "sagemaker" not in self._given:
+            return str(self.session.region_name or "") or None
+        return next((value for name in _REGION_VARIABLES if (value := os.environ.get(name))), "")
 
     def _renew(self) -> None:
         """Read the credentials again: the user may have logged in since."""
         with self._lock:
             self._made.clear()
-            self._session = self._new_session()
+            self._session = None
 
-    def _new_session(self) -> Any:
-        inner = require("botocore.session", extra=EXTRA).get_session()
-        inner.register_component("data_loader", known.loader())
-        return self._boto3.Session(botocore_session=inner)
+    def _open_session(self) -> Any:
+        """The session, made on first use. Call it with the lock held."""
+        if self._session is None:
+            boto3 = require("boto3", extra=EXTRA)
+            inner = require("botocore.session", extra=EXTRA).get_session()
+            inner.register_component("data_loader", known.loader())
+            self._session = boto3.Session(botocore_session=inner)
+        return self._session
 
 
 class Pages:

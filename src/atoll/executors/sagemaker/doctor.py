@@ -23,6 +23,8 @@ def setup_checks(client: AwsClient, settings: JobSettings) -> list[Check]:
     if problem := client.region_problem():
         return [Check("region", False, problem, settings_hint(EXECUTOR), is_input=True)]
     found = [Check("region", True, client.region or "the one of the given client")]
+    if not client.may_use_sdk:
+        return [*found, *_checks_without_sdk(client, settings)]
     try:
         identity = client.call("sts", "get_caller_identity", "doctor", "caller identity")
     except AtollError as exc:
@@ -34,6 +36,13 @@ def setup_checks(client: AwsClient, settings: JobSettings) -> list[Check]:
     found += [_quota(client, name) for name in dict.fromkeys(machines)]
     found += _calls(client)
     return found
+
+
+def _checks_without_sdk(client: AwsClient, settings: JobSettings) -> Iterator[Check]:
+    """The checks that need no other service than those whose clients the caller gave."""
+    found = (_role_form(settings.role_arn), None if settings.output_s3_path else _no_output())
+    yield from (check for check in found if check is not None)
+    yield from _calls(client)
 
 
 def _expiry(client: AwsClient) -> str:
@@ -48,16 +57,27 @@ def _expiry(client: AwsClient) -> str:
     return f"expire at {end:%Y-%m-%d %H:%M} UTC, in {int(left.total_seconds() // 60)} min{warning}"
 
 
-def _role(client: AwsClient, role_arn: str, account: str) -> Check:
+def _role_form(role_arn: str) -> Check | None:
+    """What is wrong with the setting itself."""
     if not role_arn:
         return Check("role", False, "role_arn is not set", "set it to the role of docs/sagemaker.md", is_input=True)
     parts = role_arn.split(":")
     if len(parts) < 6 or not parts[5].startswith("role/"):
         hint = "arn:aws:iam::ACCOUNT:role/NAME"
         return Check("role", False, f"`{role_arn}` is not the ARN of a role", hint, is_input=True)
-    if parts[4] != account:
+    return None
+
+
+def _no_output() -> Check:
+    return Check("bucket", False, "output_s3_path is not set", "set it to s3://BUCKET/PREFIX", is_input=True)
+
+
+def _role(client: AwsClient, role_arn: str, account: str) -> Check:
+    if (problem := _role_form(role_arn)) is not None:
+        return problem
+    if (owner := role_arn.split(":")[4]) != account:
         hint = "a launcher can pass only roles of its own account"
-        return Check("role", False, f"`{role_arn}` is of account {parts[4]}, the credentials are of {account}", hint)
+        return Check("role", False, f"`{role_arn}` is of account {owner}, the credentials are of {account}", hint)
 
     def read() -> Check:
         client.call("iam", "get_role", "doctor", "role", RoleName=role_arn.rpartition("/")[2])
@@ -68,7 +88,7 @@ def _role(client: AwsClient, role_arn: str, account: str) -> Check:
 
 def _buckets(client: AwsClient, settings: JobSettings) -> Iterator[Check]:
     if not settings.output_s3_path:
-        yield Check("bucket", False, "output_s3_path is not set", "set it to s3://BUCKET/PREFIX", is_input=True)
+        yield _no_output()
     paths = [path for path in (settings.output_s3_path, settings.checkpoint_s3_uri) if path]
     for bucket in dict.fromkeys(path.partition("://")[2].partition("/")[0] for path in paths):
 
@@ -115,7 +135,8 @@ def _calls(client: AwsClient) -> Iterator[Check]:
         return Check("logs", True, f"{GROUP} can be read")
 
     yield _checked("jobs", jobs)
-    yield _checked("logs", logs)
+    if client.may_use_sdk or client.is_given("logs"):
+        yield _checked("logs", logs)
 
 
 def _checked(name: str, read: Callable[[], Check], *, if_denied: str = "") -> Check:

@@ -1,4 +1,5 @@
-"""Pure: translates exceptions of botocore into Atoll's errors; the original exception stays the cause.
+"""Pure: translates exceptions of botocore, or of a client like it, into Atoll's errors; the original exception stays
+the cause. Exceptions are recognized by their `response` and the names of their classes, so botocore is not imported.
 
 "Not found" and "cannot be stopped" are recognized by code *and* message: SageMaker answers both with the same
 ValidationException as a malformed request.
@@ -7,6 +8,7 @@ ValidationException as a malformed request.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.errors import (
@@ -67,6 +69,7 @@ _MISSING = frozenset({"404", "ResourceNotFound", "ResourceNotFoundException", "N
 _NOT_FOUND = re.compile(r"requested resource not found|could not find (requested )?(job|resource)", re.I)
 _IN_STATUS = re.compile(r"in status \W?(Completed|Failed|Stopped|Stopping|Deleting)\b")
 _NO_CREDENTIALS = ("Credential", "Token", "Auth", "SSO", "LoginError", "ProfileNotFound")
+_SDK = frozenset({"boto3", "botocore"})
 _NO_ANSWER = ("HTTPClientError", "ConnectionError", "ResponseParserError", "IncompleteReadError", "ReadTimeoutError")
 
 
@@ -75,13 +78,20 @@ def code_of(exc: BaseException | None) -> str:
     return str(_error(exc).get("Code", ""))
 
 
+def is_of_service(exc: Exception) -> bool:
+    """Whether the service, the SDK or the network raised it. Any other exception of the SDK's client is a bug."""
+    modules = {each.__module__.partition(".")[0] for each in type(exc).__mro__}
+    return _response(exc) is not None or isinstance(exc, OSError) or bool(modules & _SDK)
+
+
 def translated(exc: Exception, what: str, operation: str) -> AtollError:
-    """Atoll's error for an exception of botocore. Raise it `from exc`."""
+    """Atoll's error for an exception of a call. Raise it `from exc`."""
     kind, hint = _kind(exc), _hint(exc)
+    text = f"{what}: {exc}" if is_of_service(exc) else f"{what}: {type(exc).__name__}: {exc}"
     if issubclass(kind, BackendError):
         reason = "no_credentials" if kind is AuthError and not code_of(exc) else ""
-        return kind(f"{what}: {exc}", executor=EXECUTOR, operation=operation, reason=reason, hint=hint)
-    return kind(f"{what}: {exc}", hint=hint)
+        return kind(text, executor=EXECUTOR, operation=operation, reason=reason, hint=hint)
+    return kind(text, hint=hint)
 
 
 def is_taken(error: AtollError) -> bool:
@@ -106,13 +116,15 @@ def is_stale(exc: Exception) -> bool:
 
 
 def _kind(exc: Exception) -> type[AtollError]:
-    found = _error(exc)
-    if not found:
+    found, status = _error(exc), _http_status(exc)
+    if not found and not status:
         return _kind_without_answer(exc)
-    code, status = str(found.get("Code", "")), _http_status(exc)
+    code = str(found.get("Code", ""))
     if code in _QUOTA:
         return CapacityError
-    if code in _MISSING or (code == "ValidationException" and _NOT_FOUND.search(str(found.get("Message", "")))):
+    if (code or str(status)) in _MISSING or (
+        code == "ValidationException" and _NOT_FOUND.search(str(found.get("Message", "")))
+    ):
         return RunNotFound
     if code in _THROTTLED or code in _TRANSIENT or status == 429 or status >= 500:
         return BackendUnavailable
@@ -125,7 +137,7 @@ def _kind_without_answer(exc: Exception) -> type[AtollError]:
     names = [each.__name__ for each in type(exc).__mro__]
     if "NoRegionError" in names or "InvalidRegionError" in names:
         return ConfigError
-    if any(name in _NO_ANSWER for name in names):
+    if any(name in _NO_ANSWER for name in names) or isinstance(exc, OSError):
         return BackendUnavailable
     if any(word in names[0] for word in _NO_CREDENTIALS):
         return AuthError
@@ -149,11 +161,19 @@ def _hint(exc: Exception) -> str | None:
     return None
 
 
-def _error(exc: BaseException | None) -> dict[str, Any]:
-    response = getattr(exc, "response", None)
-    return dict(response.get("Error", {})) if isinstance(response, dict) else {}
+def _response(exc: BaseException | None) -> Mapping[str, Any] | None:
+    """The answer of the service; None if it did not answer."""
+    found = getattr(exc, "response", None)
+    return found if isinstance(found, Mapping) else None
+
+
+def _error(exc: BaseException | None) -> Mapping[str, Any]:
+    found = (_response(exc) or {}).get("Error")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _http_status(exc: Exception) -> int:
-    response: Any = getattr(exc, "response", {})
-    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    """The HTTP status of the answer; 0 if it has none."""
+    metadata = (_response(exc) or {}).get("ResponseMetadata")
+    status = metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None
+    return status if isinstance(status, int) else 0

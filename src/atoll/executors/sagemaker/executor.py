@@ -13,15 +13,16 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.context import LAUNCH as LAUNCH_NUMBER
-from atoll.context import RUN_ID, STORE, WORLD_SIZE, RunContext
+from atoll.context import RunContext
 from atoll.errors import RunNotFound, StopFailed, Unsupported
-from atoll.executors.base import Capabilities, Check, Plan, Stray
+from atoll.executors.base import Capabilities, Check, Plan, Stray, ranks_to_stop
 from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.doctor import setup_checks
 from atoll.executors.sagemaker.errors import EXECUTOR
 from atoll.executors.sagemaker.jobs import Jobs
+from atoll.executors.sagemaker.links import job_links
 from atoll.executors.sagemaker.logs import JobLog, follow_lines, no_log
+from atoll.executors.sagemaker.machines import hourly_price
 from atoll.executors.sagemaker.replacement import replacement_body
 from atoll.executors.sagemaker.request import CAPABILITIES, job_name, parsed_name, training_request
 from atoll.executors.sagemaker.settings import Client, JobSettings, Lag, Rate, Region, Seconds, plan_hint
@@ -58,7 +59,7 @@ class SageMakerTrainingExecutor:
         clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
         **job: Any,
     ) -> None:
-        self._settings = JobSettings(**job)
+        self.settings, self._given = JobSettings(**job), sagemaker_client
         self._client = AwsClient(
             region=region,
             timeout_s=timeout_s,
@@ -71,23 +72,34 @@ class SageMakerTrainingExecutor:
         self._jobs = Jobs(self._client, clock=clock, pause_s=pause_s, stop_s=stop_s)
         self._clock, self._pause_s, self._log_lag_s = clock, pause_s, log_lag_s
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The image's own program; empty if replicas run `python -m atoll.replica`."""
+        return tuple(self.settings.command)
+
     def with_settings(self, **changes: Any) -> SageMakerTrainingExecutor:
         """A copy of this executor with other job settings."""
-        check_settings(self.name, {"prices": self._settings.prices, **changes}, self.settings_class)
+        fixed = {"prices": self.settings.prices, "sagemaker_client": self._given}
+        check_settings(self.name, {**fixed, **changes}, type(self), self.settings_class)
         other = copy(self)
-        other._settings = replace(self._settings, **changes)
+        other.settings = replace(self.settings, **changes)
         return other
 
     def plan(self, context: RunContext, placement: Placement) -> Plan:
-        request, problems, notes = training_request(context, placement, self._settings, self._client.region)
+        request, problems, notes = training_request(context, placement, self.settings, self._client.region)
         if problem := self._client.region_problem():
             problems.insert(0, problem)
         if problems:
             raise Unsupported(self.name, context.run_id, problems, hint=plan_hint(problems))
         return Plan(self.name, context.run_id, placement.replicas, request, tuple(notes))
 
+    def hourly_usd(self, plan: Plan, placement: Placement) -> float | None:  # noqa: ARG002  the machine says it
+        """The price of a machine: your own, or the list price."""
+        return hourly_price(plan.request["jobs"][0]["ResourceConfig"]["InstanceType"], self.settings.prices)
+
     def handle(self, plan: Plan) -> RunHandle:
-        return RunHandle(self.name, plan.request["region"], plan.request["label"], plan.replicas)
+        region, label, first = plan.request["region"], plan.request["label"], plan.request.get("first_rank", 0)
+        return RunHandle(self.name, region, label, plan.replicas, first)
 
     def submit(self, plan: Plan) -> RunHandle:
         return submit_or_stop(self, plan)
@@ -109,8 +121,8 @@ class SageMakerTrainingExecutor:
         found = self._jobs.find_all(handle.scope, handle.native_id, handle.replicas, with_reasons=True)
         return RunStatus(tuple(replica_status(rank, job) for rank, job in enumerate(found)))
 
-    def cancel(self, handle: RunHandle) -> None:
-        names = [job_name(handle.native_id, rank) for rank in range(handle.replicas)]
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        names = [job_name(handle.native_id, rank) for rank in ranks_to_stop(self, handle, ranks)]
         if problems := self._jobs.stop_all(handle.scope, names):
             reasons = {name: error.message for name, error in problems.items()}
             raise StopFailed(f"run `{handle.native_id}`", reasons, executor=self.name) from next(
@@ -149,11 +161,7 @@ class SageMakerTrainingExecutor:
 
     def _context_of(self, job: Mapping[str, Any] | None) -> tuple[RunContext, int] | None:
         """The run of a described job and its number of replicas; None if it is not a replica of Atoll."""
-        variables = {} if job is None else job.get("Environment") or {}
-        if not {RUN_ID, STORE, WORLD_SIZE} <= variables.keys():
-            return None
-        launch = int(variables.get(LAUNCH_NUMBER, 1))
-        return RunContext(variables[RUN_ID], variables[STORE], launch), int(variables[WORLD_SIZE])
+        return RunContext.from_variables({} if job is None else job.get("Environment") or {})
 
     def strays(self) -> list[Stray]:
         """Jobs in progress in this region whose variables are those of a replica. One describe call for each run."""
@@ -168,17 +176,34 @@ class SageMakerTrainingExecutor:
                 contexts[label] = self._context_of(self._jobs.describe(self._client.region or "", name))
             if (known := contexts[label]) is not None:
                 context, replicas = known
-                handle = RunHandle(self.name, self._client.region or "", label, replicas)
-                found.append(Stray(handle, name, f"rank {parts.rank} of run `{context.run_id}`", context))
+                handle = RunHandle(self.name, self._client.region or "", label, replicas, context.first_rank)
+                rank = context.first_rank + parts.rank
+                found.append(Stray(handle, name, f"rank {rank} of run `{context.run_id}`", context))
         return found
 
-    def diagnose(self) -> list[Check]:
-        return setup_checks(self._client, self._settings)
+    def links(self, handle: RunHandle, rank: int) -> dict[str, str]:
+        return job_links(handle.scope, job_name(handle.native_id, rank))
 
-    def billable_seconds(self, handle: RunHandle) -> list[int | None]:
-        """The billed seconds of each rank, None where SageMaker does not report them yet. One call for each job."""
-        found = (self._jobs.jobs_of(handle.scope, handle.native_id, rank) for rank in range(handle.replicas))
-        return [_billed(jobs) for jobs in found]
+    def diagnose(self) -> list[Check]:
+        return setup_checks(self._client, self.settings)
+
+    def details(self, handle: RunHandle, ranks: Sequence[int]) -> list[dict[str, Any]]:
+        """For each of these ranks: `training_job_name` of its newest job and `billable_seconds` of all its jobs, None
+        where SageMaker does not report them yet; and `model_artifacts`, the S3 address, if there are some. One call
+        for each job.
+        """
+        return [self._details(handle, rank) for rank in ranks]
+
+    def _details(self, handle: RunHandle, rank: int) -> dict[str, Any]:
+        jobs = self._jobs.jobs_of(handle.scope, handle.native_id, rank)
+        if not jobs:
+            return {"training_job_name": job_name(handle.native_id, rank), "billable_seconds": None}
+        artifacts = (jobs[-1].get("ModelArtifacts") or {}).get("S3ModelArtifacts")
+        return {
+            "training_job_name": str(jobs[-1]["TrainingJobName"]),
+            "billable_seconds": _billed(jobs),
+            **({"model_artifacts": str(artifacts)} if artifacts else {}),
+        }
 
 
 def _billed(jobs: Sequence[Mapping[str, Any]]) -> int | None:

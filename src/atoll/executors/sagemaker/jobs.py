@@ -15,6 +15,7 @@ from atoll.executors.sagemaker.request import job_name
 from atoll.executors.sagemaker.status import is_over, needs_description
 
 _PAGE = 100
+_LIST = "list_training_jobs"
 Job = dict[str, Any]
 """A job as a list or a description returns it; both have the same field names."""
 
@@ -36,11 +37,14 @@ class Jobs:
 
         One list call covers a hundred jobs. A describe call follows only for a job that the list does not have (yet)
         and, with `with_reasons`, for a job whose summary does not say why it ended. Then a job that was replaced is
-        left out: each rank has its newest job.
+        left out: each rank has its newest job. Without a list, each job is described.
         """
-        listed = {
-            str(job["TrainingJobName"]): job for job in self._list(region, f"jobs of `{label}`", NameContains=label)
-        }
+        jobs_of_run = (
+            self._list(region, f"jobs of `{label}`", NameContains=label)
+            if self._client.has("sagemaker", _LIST)
+            else None
+        )
+        listed = {str(job["TrainingJobName"]): job for job in jobs_of_run or []}
         self.accepted.difference_update(listed)
         names = [job_name(label, rank) for rank in range(replicas)]
         found = {name: listed.get(name) or self.describe(region, name) for name in names}
@@ -61,7 +65,7 @@ class Jobs:
         jobs = [self._with_reason(region, job)]
         while (name := following_name(jobs[-1])) is not None:
             following = listed.get(name) or self.describe(region, name)
-            if following is None:
+            if following is None or _is_same_answer(following, jobs[-1]):
                 break
             jobs.append(self._with_reason(region, following))
         return jobs
@@ -88,10 +92,13 @@ class Jobs:
         """
         self._tries = None
         problems: dict[str, BackendError] = {}
+        earlier: list[Job] = []
         while names:
             over, refused = self._stop(region, names)
             problems |= refused
-            names = [name for job in over if (name := following_name(job)) is not None]
+            new = [job for job in over if not any(_is_same_answer(job, other) for other in earlier)]
+            names = [name for job in new if (name := following_name(job)) is not None]
+            earlier = over
         return problems
 
     def _stop(self, region: str, names: Sequence[str]) -> tuple[list[Job], dict[str, BackendError]]:
@@ -143,7 +150,7 @@ class Jobs:
                 return None
             except BackendError as exc:
                 return refusal or exc
-            if is_over(found):
+            if is_over(found) or (refusal is None and self._is_stand_in(found)):
                 return found
             status = str(found["TrainingJobStatus"])
             if isinstance(refusal, RunNotFound) or (refusal is None and status != "Stopping"):
@@ -154,6 +161,13 @@ class Jobs:
                 message = f"it is {status} after {self._stop_s:g} s"
                 return BackendError(message, executor=EXECUTOR, operation="cancel")
             deadline.sleep(next(pauses))
+
+    def _is_stand_in(self, job: Job) -> bool:
+        """Whether a client of the caller answered without the fields that SageMaker always sends.
+
+        Such a client may return one constant answer: a stop that it accepted is believed, for no lookup would show it.
+        """
+        return not self._client.may_use_sdk and not job.keys() & {"TrainingJobArn", "SecondaryStatus", "CreationTime"}
 
     def _call_briefly(self, verb: str, operation: str, name: str, region: str) -> Job:
         """A call of `stop_all`. After one job has used up the time for retries, the others do not retry."""
@@ -176,18 +190,20 @@ class Jobs:
 
     def in_progress(self, region: str | None) -> list[str]:
         """The names of all jobs of the account in this region that run or wait."""
-        return [
-            str(job["TrainingJobName"]) for job in self._list(region, "jobs in progress", StatusEquals="InProgress")
-        ]
+        jobs = self._list(region, "jobs in progress", StatusEquals="InProgress")
+        if jobs is None:
+            raise unusable(_LIST, "jobs in progress", "TrainingJobSummaries", "status")
+        return [str(job["TrainingJobName"]) for job in jobs]
 
-    def _list(self, region: str | None, what: str, **chosen: Any) -> list[Job]:
+    def _list(self, region: str | None, what: str, **chosen: Any) -> list[Job] | None:
+        """The summaries with a name and a status; None if an answer is not a list of jobs."""
         found: list[Job] = []
         more: dict[str, Any] = {}
         pages = Pages(f"the list of {what}", "status")
         while True:
             answer = self._client.call(
                 "sagemaker",
-                "list_training_jobs",
+                _LIST,
                 "status",
                 what,
                 region=region,
@@ -197,7 +213,10 @@ class Jobs:
                 **chosen,
                 **more,
             )
-            found += answer.get("TrainingJobSummaries", [])
+            summaries = answer.get("TrainingJobSummaries")
+            if not isinstance(summaries, list | tuple):
+                return None
+            found += (dict(job) for job in summaries if _is_job(job) and isinstance(job.get("TrainingJobName"), str))
             token = str(answer.get("NextToken") or "")
             if not token:
                 return found
@@ -206,6 +225,24 @@ class Jobs:
     def _call(self, verb: str, operation: str, name: str, region: str, *, tries: int | None = None) -> Job:
         what = f"{verb.partition('_')[0]} job `{name}`"
         answer = self._client.call("sagemaker", verb, operation, what, region=region, tries=tries, TrainingJobName=name)
-        if verb == "describe_training_job":
-            self.accepted.discard(name)
-        return answer
+        if verb != "describe_training_job":
+            return answer
+        if not _is_job(answer):
+            raise unusable(verb, what, "TrainingJobStatus", operation)
+        self.accepted.discard(name)
+        return {**answer, "TrainingJobName": name}
+
+
+def unusable(verb: str, what: str, field: str, operation: str) -> BackendError:
+    """The error for an answer without a field that is needed, such as that of a stand-in for a client."""
+    message = f"{what}: the answer of `{verb}` has no `{field}`"
+    return BackendError(message, executor=EXECUTOR, operation=operation, reason="no_answer")
+
+
+def _is_job(answer: Any) -> bool:
+    return isinstance(answer, Mapping) and isinstance(answer.get("TrainingJobStatus"), str)
+
+
+def _is_same_answer(job: Job, other: Job) -> bool:
+    """Whether two names have one description, apart from the name: then the service does not tell jobs apart."""
+    return {**job, "TrainingJobName": ""} == {**other, "TrainingJobName": ""}

@@ -10,6 +10,14 @@ from atoll.registry import require
 EXTRA = "sagemaker"
 
 
+def may_use_sdk(client: Any) -> bool:
+    """Whether the lists below may be read with this client: it is None, so the SDK makes one, or it is of the SDK.
+
+    A stand-in that the caller gives needs no SDK, so nothing may import it.
+    """
+    return client is None or any(each.__module__.partition(".")[0] == "botocore" for each in type(client).__mro__)
+
+
 @cache
 def regions() -> tuple[str, ...]:
     """The regions of all partitions of AWS."""

@@ -76,7 +76,7 @@ CREATE_TRAINING_JOB = Fields(
             {
                 "TrainingImage": Text(0, 255, ".*", "image"),
                 "TrainingInputMode": Choice(),
-                "ContainerEntrypoint": Each(Text(0, 256, ".*"), 1, 100),
+                "ContainerEntrypoint": Each(Text(0, 256, ".*"), 1, 100, "command"),
             },
         ),
         "RoleArn": Text(20, 2048, r"arn:aws[a-z\-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "role_arn"),

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from atoll._time import Clock, Deadline
-from atoll.errors import RunNotFound
+from atoll.errors import BackendError, ConfigError, RunNotFound
 from atoll.executors.sagemaker.client import AwsClient, Pages
 from atoll.executors.sagemaker.errors import EXECUTOR
 
@@ -32,6 +32,8 @@ class JobLog:
         self._client, self.job, self._region = client, job, region
         self._read: dict[str, str] = {}
         """Stream -> the token after the last page that was read."""
+        self._last: dict[str, list[Event]] = {}
+        """Stream -> the last page, because a stand-in for a client may answer every call with the same page."""
 
     def streams(self) -> list[str]:
         """Names of the streams, oldest first. `RunNotFound` if the log group of training jobs does not exist."""
@@ -40,7 +42,9 @@ class JobLog:
         pages = Pages(f"the list of log streams of `{self.job}`", "logs")
         while True:
             page = self._call("describe_log_streams", logStreamNamePrefix=self.job, **more)
-            found += [str(stream["logStreamName"]) for stream in page.get("logStreams", [])]
+            found += [
+                str(stream["logStreamName"]) for stream in page.get("logStreams", []) if "logStreamName" in stream
+            ]
             if not page.get("nextToken"):
                 return sorted(name for name in found if _STREAM.match(name.removeprefix(self.job)))
             more = {"nextToken": pages.after(str(page["nextToken"]))}
@@ -60,9 +64,12 @@ class JobLog:
             token = self._read.get(stream)
             more = {"nextToken": token} if token else {}
             page = self._call("get_log_events", logStreamName=stream, startFromHead=True, limit=_PAGE, **more)
-            events += _events(page)
-            self._read[stream] = str(page["nextForwardToken"])
-            if self._read[stream] == token:
+            found = _events(page)
+            following = str(page.get("nextForwardToken") or token or "")
+            is_repeated = following == token and found == self._last.get(stream)
+            self._read[stream], self._last[stream] = following, found
+            events += [] if is_repeated else found
+            if following in (token, ""):
                 return events
 
     def _backward(self, stream: str, count: int) -> list[Event]:
@@ -72,15 +79,25 @@ class JobLog:
             more = {"nextToken": token} if token else {}
             limit = min(_PAGE, max(1, count))
             page = self._call("get_log_events", logStreamName=stream, startFromHead=False, limit=limit, **more)
-            pages.append(_events(page))
-            if str(page["nextBackwardToken"]) == token:
+            found = _events(page)
+            following = str(page.get("nextBackwardToken") or token or "")
+            if not (following == token and pages and found == pages[-1]):
+                pages.append(found)
+            if following in (token, ""):
                 break
-            token = str(page["nextBackwardToken"])
+            token = following
         return list(chain.from_iterable(reversed(pages)))
 
     def _call(self, verb: str, **body: Any) -> dict[str, Any]:
         what = f"log of `{self.job}`"
-        return self._client.call("logs", verb, "logs", what, region=self._region, logGroupName=GROUP, **body)
+        try:
+            return self._client.call("logs", verb, "logs", what, region=self._region, logGroupName=GROUP, **body)
+        except ConfigError as exc:
+            if self._client.is_given("logs"):
+                raise
+            # There is no client for CloudWatch: the SDK or the region is missing. The caller may read the store.
+            message = f"{what}: no client for CloudWatch: {exc.message}"
+            raise BackendError(message, executor=EXECUTOR, operation="logs", hint="give one as `logs_client`") from exc
 
 
 def follow_lines(
@@ -119,7 +136,7 @@ def _merged(streams: Iterable[list[Event]]) -> Iterator[Event]:
 
 
 def _events(page: dict[str, Any]) -> list[Event]:
-    return [(int(event["timestamp"]), str(event["message"])) for event in page.get("events", [])]
+    return [(int(event.get("timestamp", 0)), str(event.get("message", ""))) for event in page.get("events", [])]
 
 
 def _lines(events: Iterable[Event]) -> Iterator[str]:

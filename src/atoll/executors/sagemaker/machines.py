@@ -137,11 +137,16 @@ PRICES: dict[str, float] = {
 }  # fmt: skip
 
 
+def hourly_price(name: str, own: Mapping[str, float]) -> float | None:
+    """Dollars for an hour of a machine; None if no price is known."""
+    return own.get(name, PRICES.get(name))
+
+
 def price_notes(
     machine: Machine, gpu: Gpu | None, *, replicas: int, limit_s: float, spot: bool, own: Mapping[str, float]
 ) -> Iterator[str]:
     """The cost of a run as the last note, and a warning if it pays for GPUs that it does not use."""
-    price = own.get(machine.name, PRICES.get(machine.name))
+    price = hourly_price(machine.name, own)
     source = "your own price" if machine.name in own else f"list price of {REGION} in {DATE}, on demand; check yours"
     if gpu is not None and machine.gpus > gpu.count:
         cost = "price unknown" if price is None else f"${price:,.2f}/h"

@@ -35,7 +35,7 @@ def replacement_body(body: Mapping[str, Any], failed: Mapping[str, Any]) -> dict
     so that all jobs of a rank together keep the limit of the run. Each job has at least one attempt, also if `failed`
     was lost before it could register one.
     """
-    name, left_s = following_name(failed), _left_s(failed)
+    name, left_s = following_name(failed), _left_s(failed, body["StoppingCondition"])
     parts = None if name is None else parsed_name(name)
     if parts is None or left_s < 1:
         return None
@@ -44,8 +44,8 @@ def replacement_body(body: Mapping[str, Any], failed: Mapping[str, Any]) -> dict
     return {**body, "TrainingJobName": name, "StoppingCondition": stopping, "Environment": variables}
 
 
-def _left_s(job: Mapping[str, Any]) -> int:
-    limit_s = int(job["StoppingCondition"]["MaxRuntimeInSeconds"])
+def _left_s(job: Mapping[str, Any], asked: Mapping[str, Any]) -> int:
+    limit_s = int((job.get("StoppingCondition") or asked)["MaxRuntimeInSeconds"])
     if (used_s := job.get("TrainingTimeInSeconds")) is not None:
         return limit_s - int(used_s)
     began, ended = job.get("TrainingStartTime"), job.get("TrainingEndTime")

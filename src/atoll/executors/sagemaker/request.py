@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ def training_request(
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """The request, every reason why SageMaker cannot run it, and notes for the user."""
     problems = [*placement_problems(placement), *_context_problems(context, settings)]
+    if settings.command and placement.max_restarts:
+        rule = "the image's own program (`command`) has no supervisor that restarts it; leave it out"
+        problems.append(f"max_restarts={placement.max_restarts}: {rule}")
     problems += settings.problems(has_image=placement.image is not None)
     machine = chosen_machine(
         placement.gpu, instance_type=settings.instance_type, cpu_instance_type=settings.cpu_instance_type
@@ -46,7 +50,7 @@ def training_request(
     if isinstance(machine, str):  # continue with a placeholder, so that every other problem is reported too
         problems, machine = [*problems, machine], Machine("", None, 0)
     label = run_label(context, placement.max_restarts)
-    jobs = [training_job(context, placement, settings, machine, rank) for rank in range(placement.replicas)]
+    jobs = [training_job(context, placement, settings, machine, place) for place in range(placement.replicas)]
     unset = {f"{name}:" for name in ("role_arn", "output_s3_path", "image_uri")}
     missing = {word for word in unset if any(problem.startswith(word) for problem in problems)}
     for body in (jobs[0], jobs[-1]):
@@ -54,7 +58,8 @@ def training_request(
             p for p in limit_problems(body) if not p.startswith(_REPORTED) and p.partition("=")[0] + ":" not in missing
         )
         problems += [problem for problem in broken if problem not in problems]
-    request = {"region": region, "label": label, "jobs": jobs}
+    request: dict[str, Any] = {"region": region, "label": label, "jobs": jobs}
+    request |= {"first_rank": context.first_rank} if context.first_rank else {}
     return request, problems, list(_notes(placement, settings, machine))
 
 
@@ -101,16 +106,18 @@ def parsed_name(name: str) -> JobName | None:
 
 
 def training_job(
-    context: RunContext, placement: Placement, settings: JobSettings, machine: Machine, rank: int
+    context: RunContext, placement: Placement, settings: JobSettings, machine: Machine, place: int
 ) -> dict[str, Any]:
-    """The body of CreateTrainingJob for one rank. Its launch token is a digest of the rest."""
-    name = job_name(run_label(context, placement.max_restarts), rank)
+    """The body of CreateTrainingJob for one rank: the first, second, … of the part, from 0. Its launch token is a
+    digest of the rest."""
+    name = job_name(run_label(context, placement.max_restarts), place)
+    rank = context.first_rank + place
     body: dict[str, Any] = {
         "TrainingJobName": name,
         "AlgorithmSpecification": {
             "TrainingImage": placement.image or settings.image_uri,
             "TrainingInputMode": "File",
-            "ContainerEntrypoint": list(ENTRYPOINT),
+            "ContainerEntrypoint": list(settings.command or ENTRYPOINT),
         },
         "RoleArn": settings.role_arn,
         "OutputDataConfig": _without_none(S3OutputPath=settings.output_s3_path, KmsKeyId=settings.output_kms_key),
@@ -188,6 +195,11 @@ def _context_problems(context: RunContext, settings: JobSettings) -> Iterator[st
 
 def _notes(placement: Placement, settings: JobSettings, machine: Machine) -> Iterator[str]:
     """What a user should know; the price is last."""
+    if settings.command:
+        yield (
+            f"command: the image runs `{shlex.join(settings.command)}` in place of `{shlex.join(ENTRYPOINT)}`, so a "
+            "replica writes no outcome, no result and no log to the store, and a stop gives it 120 s instead of grace_s"
+        )
     if placement.max_restarts:
         yield (
             f"restarts: at most {placement.max_restarts} for each replica, inside its machine and without a launcher; "

@@ -19,6 +19,7 @@ from atoll.validation import (
     COUNT,
     INDEX,
     OBJECT,
+    TEXT,
     Kind,
     a_list_of,
     a_table_of,
@@ -31,6 +32,7 @@ from atoll.validation import (
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 _LONGEST_S = 28 * 86_400
+_NEEDED_CALLS = ("create_training_job", "describe_training_job", "stop_training_job")
 
 
 def _is_word(value: Any) -> bool:
@@ -51,19 +53,14 @@ Word = Annotated[str, _WORD]
 S3Path = Annotated[str, Kind("an address such as `s3://bucket/prefix`", _is_s3)]
 InstanceType = Annotated[str, _TYPE]
 Words = Annotated[Sequence[str], a_list_of(_WORD)]
+_COMMAND = a_list_of(TEXT)._replace(words='a list of texts that are not empty, such as `["python", "train.py"]`')
+Command = Annotated[Sequence[str], _COMMAND]
 Count = Annotated[int, COUNT]
 Seconds = Annotated[float, Kind(f"seconds above 0, at most {_LONGEST_S}", between(1e-3, _LONGEST_S))]
 Lag = Annotated[float, Kind(f"seconds from 0 to {_LONGEST_S}", between(0, _LONGEST_S))]
 Rate = Annotated[float, Kind("calls a second, from 0.01 to 10000", between(0.01, 10_000))]
 Client = Annotated[Any, OBJECT._replace(may_be_none=True)]
-Region = Annotated[
-    str,
-    Kind(
-        "an AWS region that the installed boto3 knows",
-        lambda value: isinstance(value, str) and value in known.regions(),
-        known=known.regions,
-    ),
-]
+Region = Annotated[str, Kind("an AWS region such as `eu-west-1`", _is_word)]
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class JobSettings:
     """The IAM role of the replicas."""
     image_uri: Word = ""
     """The image of placements that name none."""
+    command: Command = ()
+    """The image's own program, which runs in place of `python -m atoll.replica`."""
     output_s3_path: S3Path = ""
     """Where SageMaker copies /opt/ml/model after a job."""
     instance_type: InstanceType | None = None
@@ -106,8 +105,21 @@ class JobSettings:
 
     @staticmethod
     def value_problems(given: Mapping[str, Any]) -> Iterator[str]:
-        """Instance types that SageMaker does not have. A type in `prices` is accepted: boto3 may be older than it."""
-        own = given.get("prices") or {}
+        """A client without the calls that are always needed, and a region and instance types that AWS does not have.
+
+        A type in `prices` is accepted: boto3 may be older than it. With a client of the caller that is not one of
+        boto3, nothing is compared with the lists of boto3, which may not be installed.
+        """
+        client = given.get("sagemaker_client")
+        lacking = [verb for verb in _NEEDED_CALLS if client is not None and not callable(getattr(client, verb, None))]
+        if lacking:
+            yield f"sagemaker_client={shown(client)}: has no {', '.join(f'`{verb}`' for verb in lacking)}"
+        if not known.may_use_sdk(client):
+            return
+        region, own = given.get("region"), given.get("prices") or {}
+        if region is not None and region not in known.regions():
+            meant = did_you_mean(region, known.regions())
+            yield f"region={shown(region)}: an AWS region that the installed boto3 knows{meant}"
         for setting in ("instance_type", "cpu_instance_type"):
             name = given.get(setting)
             if name is None or name in MACHINES or name in PRICES or name in own or name in known.instance_types():

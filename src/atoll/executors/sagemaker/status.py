@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from atoll.executors.sagemaker.request import parsed_name
 from atoll.status import Reason, ReplicaState, ReplicaStatus
+from atoll.validation import is_number
 
 # Secondary statuses of a job in progress. SageMaker may add others: an unknown one means that the job runs.
 _PENDING: dict[str, Reason] = {
@@ -122,4 +124,7 @@ def _message(job: Mapping[str, Any]) -> str:
 
 
 def _seconds(moment: Any) -> float | None:
-    return None if moment is None else float(moment.timestamp())
+    """A time as botocore returns it, or as a number; None if it is neither."""
+    if isinstance(moment, datetime):
+        return moment.timestamp()
+    return float(moment) if is_number(moment) else None

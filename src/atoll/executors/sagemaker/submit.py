@@ -17,7 +17,7 @@ from atoll.executors.base import Plan
 from atoll.executors.sagemaker.client import AwsClient
 from atoll.executors.sagemaker.errors import EXECUTOR, is_taken, is_throttled
 from atoll.executors.sagemaker.jobs import Job, Jobs
-from atoll.executors.sagemaker.request import LAUNCH, TOKEN_TAG, launch_token
+from atoll.executors.sagemaker.request import LAUNCH, TOKEN_TAG, launch_token, parsed_name
 
 _COMPARED = ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition", "Environment")
 
@@ -91,7 +91,8 @@ class Submission:
     def _create(self, body: dict[str, Any], name: str) -> None:
         if name not in self._created:
             self._created.append(name)  # before the call: an interrupt may come right after it
-        what = f"create job `{name}`"
+        parts = parsed_name(name)
+        what = f"create job `{name}`{f' of rank {parts.rank}' if parts else ''}"
         try:
             self._client.call("sagemaker", "create_training_job", "submit", what, region=self._region, tries=1, **body)
         except RunNotFound as exc:  # something that the request names, such as a role, does not exist
@@ -114,6 +115,8 @@ class Submission:
         variables = found.get("Environment") or {}
         if LAUNCH in variables:
             return bool(variables[LAUNCH] == launch_token(body))
+        if "TrainingJobArn" not in found:
+            return False
         tags = self._jobs.tags(self._region, str(found["TrainingJobArn"]))
         return tags.get(TOKEN_TAG) == launch_token(body)
 
