@@ -1,49 +1,136 @@
-"""The five methods for any `Executor`. Each public executor only creates its adapter."""
+"""The five methods of the replica protocol, once, over any `Executor`. A facade of a backend is a few lines:
+
+    class MyExecutor(Facade):
+        backend_name = "mine"
+
+        @keeps_arguments
+        def __init__(self, *, image: str, store=None, run_id=None, idempotency_key=None) -> None:
+            self._use(MyAdapter(image=image), store=store, run_id=run_id, idempotency_key=idempotency_key)
+
+It may also say how the backend names a replica (`_native`), what the rows of `collect` add (`_details`) and what a
+launch needs of the adapter (`_for_launch`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, ClassVar, ParamSpec, Self
 
+from atoll import journal
 from atoll._threads import Unanswered, answer_within, in_background
-from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
-from atoll.context import RANK
-from atoll.errors import BackendError, ConfigError, RunNotFound, StoreError, StoreUnavailable, WaitTimeout
-from atoll.executors.base import Executor
-from atoll.handle import RunHandle
+from atoll._time import SYSTEM_CLOCK, Clock, Deadline
+from atoll.errors import (
+    AtollError,
+    AuthError,
+    BackendError,
+    ConfigError,
+    Conflict,
+    InvalidSpec,
+    RunNotFound,
+    StoreError,
+    StoreUnavailable,
+    Unsupported,
+    did_you_mean,
+)
+from atoll.executors.base import OTHER_MACHINE, Executor, Linker
+from atoll.names import new_run_id, run_id_problem
 from atoll.registry import open_store
-from atoll.result import ReplicaOutcome, join, outcome_of
+from atoll.result import ReplicaOutcome
 from atoll.runs.attach import UnrecordedRun
-from atoll.runs.run import RECORD_TIMEOUT_S, Run, prepare
-from atoll.runs.stored import StoredRun
+from atoll.runs.cancel import RECORD_TIMEOUT_S
+from atoll.runs.entry_check import is_module_here
+from atoll.runs.prepare import Draft, prepare
+from atoll.runs.run import Run
+from atoll.serverless.forms import Form, read_form, store_of
+from atoll.serverless.handles import Replica, metadata_of, replica_of
 from atoll.serverless.protocol import ReplicaHandle
-from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.serverless.rows import end_row, rows_of
+from atoll.spec import RunSpec
+from atoll.status import Reason, ReplicaState, ReplicaStatus
+from atoll.validation import PATH, SECONDS, TEXT, is_whole, plain, settings_hint, shown
 
-T = TypeVar("T")
-LEAST_S = 0.5
-"""The time that each question has even if the deadline of `collect` is nearer."""
+P = ParamSpec("P")
+_TAIL_CHARS = 16
+_PREFIX_CHARS = 128 - _TAIL_CHARS - 1
+"""A run id is the prefix, `-` and a tail."""
+
+
+def keeps_arguments(init: Callable[P, None]) -> Callable[P, None]:
+    """Decorate the constructor of a facade: its arguments become attributes of the same names.
+
+    `given_arguments` has the names of those that the caller gave, also if their value is the default.
+    """
+    parameters = signature(init)
+
+    @wraps(init)
+    def keeping(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            bound = parameters.bind(*args, **kwargs)
+        except TypeError as exc:
+            unknown = next((name for name in kwargs if name not in parameters.parameters), "")
+            raise TypeError(f"{type(args[0]).__name__}: {exc}{did_you_mean(unknown, parameters.parameters)}") from None
+        given = frozenset(bound.arguments)
+        bound.apply_defaults()
+        (_, made), *named = bound.arguments.items()
+        vars(made).update(named, given_arguments=given)
+        init(*args, **kwargs)
+
+    return keeping
 
 
 class Facade:
     """Stateless: the handles contain all that later calls need."""
 
     backend_name: str
-    supports_inter_replica_network: bool
+    supports_inter_replica_network: bool = False
     earlier_names: tuple[str, ...] = ()
     """Backend names in handles of earlier versions, which this facade reads too."""
+    runs_callables: bool = False
+    """Whether replicas can run a function of this process; else they run the code of their image."""
+    mounts_arguments: bool = False
+    """Whether an own `command` finds all arguments in a file; else only those that fit into variables are accepted."""
+    argument_names: ClassVar[Mapping[str, str]] = {}
+    """Setting of the executor or field of the placement -> the argument of the constructor that sets it."""
+    given_arguments: frozenset[str] = frozenset()
+    """The arguments that the caller gave to the constructor, in contrast to defaults."""
+    _default_store: Callable[[], str] | None = None
+    """The store of a launch that names none; a cloud backend has no default."""
 
-    def __init__(
+    def _use(
         self,
         executor: Executor,
         *,
-        store: str | os.PathLike[str],
-        run_id: str | None = None,
+        store: str | os.PathLike[str] | None,
+        run_id: str | None,
+        idempotency_key: str | None,
+        command: Sequence[str] | None = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._executor, self._store, self._run_id, self._clock = executor, store, run_id, clock
+        """Take the adapter and what every facade has. `command` is the image's own program.
+
+        Raises `InvalidSpec` for a prefix or a key that no run id can contain.
+        """
+        self._executor, self._clock = executor, clock
+        self.store, self.run_id, self.idempotency_key, self.command = store, run_id, idempotency_key, command
+        prefix, problems = self.run_id, []
+        if prefix is not None and (run_id_problem(prefix) or len(prefix) > _PREFIX_CHARS):
+            rule = run_id_problem(prefix) or f"a prefix of run ids has at most {_PREFIX_CHARS} characters"
+            problems.append(f"run_id={shown(prefix)}: {rule}")
+        if idempotency_key is not None and not TEXT.fits(idempotency_key):
+            problems.append(f"idempotency_key={shown(idempotency_key)}: one line of text that is not empty")
+        if store is not None and store != "" and not PATH.fits(store):
+            problems.append(f"store={shown(store)}: an address or a path")
+        if problems:
+            raise InvalidSpec(type(self).__name__, problems)
 
     def launch_replicas(
         self,
@@ -54,195 +141,293 @@ class Facade:
         gpu: str | None = None,
         timeout: float = 3600,
     ) -> list[ReplicaHandle]:
-        if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
-            message = f"entrypoint_args is a mapping of names to JSON values, not {entrypoint_args!r}"
-            raise ConfigError(message, reason="entrypoint_args")
-        args = dict(entrypoint_args or {})
-        rank_env = args.pop("rank_env", RANK)
-        draft = prepare(
-            _with_colon(entrypoint),
-            on=self._executor,
-            store=self._store,
-            args=args,
-            run_id=self._run_id,
-            replicas=n_replicas,
-            gpu=gpu,
-            timeout_s=timeout,
-            rank_env=rank_env,
+        """Start `n_replicas` of a function, or of the trainer that `entrypoint_args` name. Each launch is a new run.
+
+        Raises `ValueError` for wrong input, `RuntimeError` if the launch failed; then nothing is left running, or the
+        error names it.
+        """
+        form = read_form(
+            entrypoint,
+            entrypoint_args,
+            runs_callables=self.runs_callables,
+            command=self.command or (),
+            mounts_arguments=self.mounts_arguments,
         )
-        run = draft.submit()
-        metadata = {"run_id": run.id, "run": str(run.handle), "store": run.store.uri, "launch": run.launch}
-        return [ReplicaHandle(rank, self.backend_name, dict(metadata)) for rank in range(n_replicas)]
+        default = self._default_store() if self._default_store is not None else None
+        with arguments_named("launch_replicas", {**_RENAMED, **self.argument_names}, self._executor.name):
+            executor, placement = self._for_launch(gpu, form)
+            draft = prepare(
+                form.entry,
+                on=executor,
+                store=store_of(form, self.store, default),
+                args=form.args,
+                optional_args=form.optional_args,
+                program=form.program,
+                env=form.env,
+                run_id=self._new_run_id(),
+                replicas=plain(n_replicas),
+                timeout_s=plain(timeout),
+                rank_env=form.rank_env,
+                **placement,
+            )
+        for text in [*_ignored(form), *self._warnings(draft)]:
+            warnings.warn(text, stacklevel=2)
+        run = self._submitted(draft)
+        submit_ts = self._submitted_at(run)
+        ranks = range(draft.spec.placement.replicas)
+        native = self._native(run, ranks)
+        made = [metadata_of(run, rank, native[rank], submit_ts=submit_ts) for rank in ranks]
+        return [
+            ReplicaHandle(rank, self.backend_name, {**made[rank], "links": self._links(run, rank)}) for rank in ranks
+        ]
 
     def poll(self, handle: ReplicaHandle) -> str:
-        return str(self._run(handle).status(progress=False).replicas[handle.rank].state)
+        """`pending`, `running`, `succeeded`, `failed`, `cancelled` or `lost`."""
+        return str(self._status(self._replica(handle)).state)
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        return "".join(f"{line}\n" for line in self._run(handle).logs(handle.rank, tail=n_lines))
+        """The last lines of the replica's output, or one line in angle brackets that says why there is none."""
+        replica = self._replica(handle)
+        n_lines = plain(n_lines)
+        if not is_whole(n_lines) or n_lines < 0:
+            raise InvalidSpec("stream_logs", [f"n_lines={shown(n_lines)}: a whole number from 0"])
+        try:
+            lines = list(self._run(replica).logs(replica.rank, tail=n_lines))
+        except (BackendError, StoreError) as exc:
+            return self._placeholder(replica, exc)
+        if lines or n_lines == 0:
+            return "".join(f"{line}\n" for line in lines)
+        return self._placeholder(replica, None)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        named = self._checked(handle)
-        try:
-            run = answer_within(RECORD_TIMEOUT_S, partial(self._run, handle))
-        except (StoreError, RunNotFound, Unanswered) as exc:
-            problem = StoreUnavailable("the store does not answer") if isinstance(exc, Unanswered) else exc
-            run = UnrecordedRun(str(handle.metadata["run_id"]), named, problem, self._executor)
-        run.cancel()
+        """Stop this replica, or all of its run where the backend can only do that. Quiet if it is over or unknown."""
+        replica = self._replica(handle)
+        ranks = None if self._executor.capabilities.cancels_together else [replica.rank]
+        self._run(replica).cancel(ranks)
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """As in the protocol. The rows come after about `timeout`, also if the service or the store does not answer."""
-        firsts: dict[str, ReplicaHandle] = {}
-        for handle in handles:
-            firsts.setdefault(str(self._checked(handle)), handle)
+        """Wait for these replicas only, then one dict for each, in their order. A failed replica raises nothing.
+
+        The rows come after about `timeout`, also if the service or the store does not answer.
+        """
+        if timeout is not None and not SECONDS.fits(timeout):
+            raise InvalidSpec("collect", [f"timeout={shown(timeout)}: {SECONDS.words}, or None"])
+        if isinstance(handles, str | Mapping) or not isinstance(handles, Iterable):
+            raise ConfigError(f"collect takes a list of handles, not {shown(handles)}", reason="handle")
+        replicas = [self._replica(handle) for handle in handles]
+        groups: dict[tuple[str, str], list[Replica]] = {}
+        for replica in replicas:
+            groups.setdefault((str(replica.run), replica.store), []).append(replica)
         deadline = Deadline(timeout, self._clock)
-        if timeout is None:
-            tables = {name: self._final_rows(self._run(handle)) for name, handle in firsts.items()}
-        else:
-            reads = {name: in_background(partial(self._rows, each, deadline)) for name, each in firsts.items()}
-            tables = {name: read.result() for name, read in reads.items()}
-        return [tables[str(handle.metadata["run"])][handle.rank] for handle in handles]
+        reads = {key: in_background(partial(self._rows, group, deadline)) for key, group in groups.items()}
+        tables = {key: read.result() for key, read in reads.items()}
+        return [tables[str(each.run), each.store][each.rank] for each in replicas]
 
-    def _final_rows(self, run: Run) -> list[dict[str, Any]]:
-        run.wait()
-        return [{**_row(outcome), "run_id": run.id, "run": str(run.handle)} for outcome in run.result().outcomes]
+    # What a backend adds.
 
-    def _rows(self, handle: ReplicaHandle, deadline: Deadline) -> list[dict[str, Any]]:
-        """A row for each rank of the handle's run: its end, or its last known state at the deadline."""
-        named = RunHandle.parse(handle.metadata["run"])
-        status: RunStatus | None = None
-        outcomes: Mapping[int, ReplicaOutcome] | None = None
+    def _for_launch(self, gpu: str | None, form: Form) -> tuple[Executor, dict[str, Any]]:  # noqa: ARG002  for subclasses
+        """The adapter of a launch, and the fields of its placement: `gpu`, `cpus`, `memory_gib`, `max_restarts`."""
+        return self._executor, {"gpu": gpu}
+
+    def _warnings(self, draft: Draft) -> list[str]:  # noqa: ARG002  for subclasses
+        """What the caller of a launch should know before it starts."""
+        return []
+
+    def _native(self, run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:  # noqa: ARG002  for subclasses
+        """What the backend calls each of these replicas, for the metadata of its handle."""
+        return [{} for _ in ranks]
+
+    def _details(self, replica: Replica, ranks: Sequence[int]) -> list[dict[str, Any]]:  # noqa: ARG002  for subclasses
+        """What the backend knows of each of these ranks at the end of `collect`."""
+        return [{} for _ in ranks]
+
+    # Shared by the methods.
+
+    def _new_run_id(self) -> str:
+        """A new run for each launch; with an idempotency key, the same run for each launch with this key."""
+        if self.idempotency_key is not None:
+            tail = hashlib.sha256(f"{self.run_id}\0{self.idempotency_key}".encode()).hexdigest()[:_TAIL_CHARS]
+            return f"{self.run_id or 'run'}-{tail}"
+        return new_run_id() if self.run_id is None else f"{self.run_id}-{secrets.token_hex(_TAIL_CHARS // 2)}"
+
+    def _submitted(self, draft: Draft) -> Run:
+        """Start the run. A repeated launch with the same idempotency key adopts the first one, also if it is over."""
         try:
-            run = _answer(partial(self._run, handle), deadline)
-            status = _status_at(run, deadline)
-            outcomes = _answer(partial(StoredRun(run.store, run.id, run.launch).outcomes, with_results=True), deadline)
-            if status is not None and status.is_terminal:
-                rows = [_row(outcome) for outcome in _answer(run.result, deadline).outcomes]
-            else:
-                rows = _rows_so_far(status, outcomes, named.replicas, run.spec.placement.max_restarts == 0, deadline)
-        except (Unanswered, StoreError, RunNotFound):  # by the store; the backend may still know the states
-            if status is None:
-                with suppress(Unanswered, BackendError):
-                    status = _answer(partial(self._executor.status, named), deadline)
-            rows = _rows_so_far(status, outcomes, named.replicas, False, deadline)
-        native = {"run_id": handle.metadata["run_id"], "run": str(named)}
-        return [{**row, **native} for row in rows]
+            return draft.submit()
+        except Conflict as exc:
+            if self.idempotency_key is None:
+                raise
+            launch = journal.newest_launch(draft.store, draft.spec.run_id)
+            if exc.reason == "cancelled" and launch.handle is not None:
+                run = Run(draft.spec, draft.executor, draft.store, launch.handle, self._clock, launch=launch.number)
+                run.was_there = True
+                return run
+            exc.hint = "use another idempotency_key for another launch"
+            raise
 
-    def _run(self, handle: ReplicaHandle) -> Run:
-        """The run of a handle, found from the handle alone."""
-        named = self._checked(handle)
-        from atoll.journal import read_run
-        from atoll.spec import RunSpec
-
-        store = open_store(handle.metadata["store"])
-        spec = RunSpec.from_json(read_run(store, handle.metadata["run_id"])["spec"])
-        return Run(spec, self._executor, store, named, self._clock, launch=handle.metadata.get("launch", 1))
-
-    def _checked(self, handle: ReplicaHandle) -> RunHandle:
-        """The handle of the run. `ConfigError` if this is not a handle of this backend, or has no such rank."""
-        if handle.backend_name not in (self.backend_name, *self.earlier_names):
-            raise ConfigError(
-                f"the handle belongs to `{handle.backend_name}`, but this executor is `{self.backend_name}`"
-            )
-        missing = [name for name in ("run_id", "run", "store") if name not in handle.metadata]
-        if missing:
-            raise ConfigError(f"the handle has no {', '.join(missing)}; use handles that `launch_replicas` returned")
-        named = RunHandle.parse(handle.metadata["run"])
-        if not isinstance(handle.rank, int) or not 0 <= handle.rank < named.replicas:
-            raise ConfigError(f"rank {handle.rank}: run `{handle.metadata['run_id']}` has {named.replicas} replicas")
-        return named
-
-
-def _answer(call: Callable[[], T], deadline: Deadline) -> T:
-    """What the call returns. Retries it while that may help; `Unanswered` if there is no answer by the deadline."""
-    pauses = backoff(0.1, cap_s=2.0)
-    while True:
+    def _submitted_at(self, run: Run) -> float:
+        """When the run was recorded. The replicas run already: a store that fails now must not lose their handles."""
         try:
-            return answer_within(max(deadline.remaining_s, LEAST_S), call)
+            return float(journal.read_run(run.store, run.id)["created_at"])
+        except (StoreError, RunNotFound, LookupError):
+            return time.time()
+
+    def _replica(self, handle: ReplicaHandle) -> Replica:
+        return replica_of(handle, self._executor.name, (self.backend_name, *self.earlier_names))
+
+    def _links(self, run: Run, rank: int) -> dict[str, str]:
+        return self._executor.links(run.handle, rank) if isinstance(self._executor, Linker) else {}
+
+    def _run(self, replica: Replica) -> Run:
+        """The run of a replica; without its record, if the store does not have it or does not answer soon."""
+        try:
+            return answer_within(RECORD_TIMEOUT_S, partial(self._stored_run, replica))
+        except (StoreError, RunNotFound, Unanswered) as exc:
+            problem = StoreUnavailable("the store does not answer") if isinstance(exc, Unanswered) else exc
+            return UnrecordedRun(replica.run_id, replica.run, problem, self._executor)
+
+    def _stored_run(self, replica: Replica) -> Run:
+        store = open_store(replica.store)
+        spec = RunSpec.from_json(journal.read_run(store, replica.run_id)["spec"])
+        return Run(spec, self._executor, store, replica.run, self._clock, launch=replica.launch)
+
+    def _status(self, replica: Replica) -> ReplicaStatus:
+        """The status of one replica, joined with the store if that answers."""
+        run = self._run(replica)
+        try:
+            return run.status(progress=False).replicas[replica.rank]
+        except StoreError:
+            return self._executor.status(replica.run).replicas[replica.rank]
+        except BackendError as exc:
+            if exc.reason != OTHER_MACHINE:
+                raise
+            return ReplicaStatus(replica.rank, ReplicaState.LOST, Reason.LOST, exc.message)
+
+    def _placeholder(self, replica: Replica, error: AtollError | None) -> str:
+        """The line that `stream_logs` returns if there is no log, and why there is none."""
+        try:
+            status = self._status(replica)
         except (BackendError, StoreError) as exc:
-            if not exc.retryable:
-                raise
-            if deadline.is_past:
-                raise Unanswered from exc
-        deadline.sleep(next(pauses))
+            return _line(replica, f"the log cannot be read: {(error or exc).message}")
+        why = status.message or str(status.reason)
+        if isinstance(error, AuthError):
+            return _line(replica, f"the log cannot be read: {error.message}")
+        if status.state is ReplicaState.LOST:
+            return _line(replica, f"no logs: {why}")
+        if status.state.is_terminal:
+            return _line(replica, f"no output: the replica {_ENDED[status.state]} and has printed nothing")
+        if status.state is ReplicaState.RUNNING:
+            problem = error or self._log_problem(replica)
+            if problem is not None and not isinstance(problem, RunNotFound):
+                return _line(replica, f"the log cannot be read: {problem.message}")
+            why = "it runs and has printed nothing"
+        return _line(replica, f"no logs yet: {why}")
 
-
-def _status_at(run: Run, deadline: Deadline) -> RunStatus | None:
-    """The status when the run has ended, or the last one that was read before the deadline."""
-    while True:
+    def _log_problem(self, replica: Replica) -> BackendError | None:
+        """Why the backend cannot show the log, which `Run.logs` then takes from the store."""
         try:
-            return run.wait(deadline.remaining_s)
-        except WaitTimeout as exc:
-            return exc.status
-        except (BackendError, StoreError) as exc:  # `wait` has retried for minutes
-            if not exc.retryable:
+            next(iter(self._executor.logs(replica.run, replica.rank, tail=1)), None)
+        except BackendError as exc:
+            return exc
+        return None
+
+    def _rows(self, group: Sequence[Replica], deadline: Deadline) -> dict[int, dict[str, Any]]:
+        """The rows of the given replicas of one run."""
+        ranks = sorted({replica.rank for replica in group})
+        natives = {replica.rank: replica for replica in group}
+        try:
+            rows = rows_of(group[0], ranks, self._executor, partial(self._stored_run, group[0]), deadline)
+        except BackendError as exc:
+            if exc.reason != OTHER_MACHINE:
                 raise
-            if deadline.is_past:
-                return None
+            rows = {r: end_row(ReplicaOutcome(r, 0, ReplicaState.LOST, Reason.LOST, exc.message)) for r in ranks}
+        details = self._details_in_time(group[0], ranks, deadline)
+        return {
+            rank: {
+                **rows[rank],
+                "run_id": natives[rank].run_id,
+                "run": str(natives[rank].run),
+                "rendezvous_uri": natives[rank].store,
+                **natives[rank].native,
+                **details[rank],
+            }
+            for rank in ranks
+        }
+
+    def _details_in_time(
+        self, replica: Replica, ranks: Sequence[int], deadline: Deadline
+    ) -> Mapping[int, Mapping[str, Any]]:
+        left_s = None if deadline.timeout_s is None else max(deadline.remaining_s, 0.5)
+        try:
+            found = answer_within(left_s, partial(self._details, replica, ranks))
+        except (Unanswered, BackendError, ConfigError):  # the rows are complete without them
+            return {rank: {} for rank in ranks}
+        return dict(zip(ranks, found, strict=True))
 
 
-def _rows_so_far(
-    status: RunStatus | None,
-    outcomes: Mapping[int, ReplicaOutcome] | None,
-    replicas: int,
-    ends_once: bool,
-    deadline: Deadline,
-) -> list[dict[str, Any]]:
-    """Rows at the deadline. `outcomes` is None if the store could not be read.
+class SettingsFacade(Facade):
+    """A facade of an executor with settings, which can be made of one that is there."""
 
-    Without a status, an outcome in the store is the end of its rank if the rank succeeded or is not restarted.
-    """
-    known = outcomes or {}
-    if status is None:
-        finals = {rank: each for rank, each in known.items() if ends_once or each.state is ReplicaState.SUCCEEDED}
-        unread = RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING).replicas
-        return [_row(finals[r.rank]) if r.rank in finals else _open_row(r, False, deadline) for r in unread]
-    joined = status if outcomes is None else join(status, outcomes)
-    return [
-        _row(outcome_of(replica, known.get(replica.rank)))
-        if replica.state.is_terminal and outcomes is not None
-        else _open_row(replica, True, deadline)
-        for replica in joined.replicas
-    ]
+    @classmethod
+    def over(
+        cls,
+        jobs: Any,
+        *,
+        store: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Self:
+        """The protocol for `jobs`, an adapter with any settings, also those without an argument of the constructor."""
+        made, settings = cls.__new__(cls), vars(jobs.settings)
+        vars(made).update({cls.argument_names.get(name, name): value for name, value in settings.items()})
+        command = settings.get("command", ())
+        made._use(jobs, store=store, run_id=run_id, idempotency_key=idempotency_key, command=command)
+        return made
 
 
-def _open_row(replica: ReplicaStatus, is_known: bool, deadline: Deadline) -> dict[str, Any]:
-    """The row of a replica that has not ended, or whose end could not be read."""
-    within = f"within {deadline.timeout_s:g} s"
-    if replica.state.is_terminal:
-        error = f"the replica has ended ({replica.state}), and its result could not be read from the store {within}"
-    elif is_known:
-        error = f"the replica has not ended {within}: it is {replica.state}, and it continues"
-    else:
-        error = f"the status of the replica could not be read {within}"
-    return {
-        "rank": replica.rank,
-        "status": str(replica.state),
-        "exit_code": replica.exit_code,
-        "error": error,
-        "result": None,
-        "reason": str(replica.reason),
-        "attempt": replica.attempt,
-    }
+@contextmanager
+def arguments_named(what: str, names: Mapping[str, str], executor: str) -> Iterator[None]:
+    """Let problems of the executor name the arguments of `what`; `names` has an argument for each other name."""
+    try:
+        yield
+    except (InvalidSpec, Unsupported) as exc:
+        problems = [renamed(problem, names) for problem in exc.problems]
+        hint = None if exc.hint == settings_hint(executor) else exc.hint
+        if isinstance(exc, Unsupported):
+            raise Unsupported(exc.executor, exc.run_id, problems, hint=hint) from exc
+        raise type(exc)(what, problems, hint=hint) from exc
 
 
-def _with_colon(entrypoint: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """Accept `package.module.function`, too, as other tools write it."""
-    if isinstance(entrypoint, str) and ":" not in entrypoint and not entrypoint.endswith(".py") and "." in entrypoint:
-        module, _, function = entrypoint.rpartition(".")
-        return f"{module}:{function}"
-    return entrypoint
+def renamed(problem: str, names: Mapping[str, str]) -> str:
+    """The problem with the name of the argument that its first word stands for."""
+    found = re.match(r"\w+", problem)
+    name = found[0] if found else ""
+    return names.get(name, name) + problem.removeprefix(name)
 
 
-def _row(outcome: ReplicaOutcome) -> dict[str, Any]:
-    error = None
-    if outcome.state is not ReplicaState.SUCCEEDED:
-        error = outcome.error.traceback if outcome.error and outcome.error.traceback else outcome.message
-    return {
-        "rank": outcome.rank,
-        "status": str(outcome.state),
-        "exit_code": outcome.exit_code,
-        "error": error,
-        "result": outcome.result,
-        "reason": str(outcome.reason),
-        "attempt": outcome.attempt,
-    }
+_RENAMED = {
+    "replicas": "n_replicas",
+    "timeout_s": "timeout",
+    "entry": "entrypoint",
+    "args": "entrypoint_args",
+    "env": "entrypoint_args",
+}
+
+
+def _ignored(form: Form) -> Iterator[str]:
+    """A warning about an entry point that the caller names and that is not run."""
+    if form.ignored and form.program:
+        yield f"entrypoint `{form.ignored}` is not run: the containers run their own command"
+    elif form.ignored and is_module_here(form.ignored.replace(":", ".").removesuffix(".main")):
+        yield f"`{form.ignored}` is not imported: the entry module of Atoll runs the trainer"
+
+
+_ENDED = {
+    ReplicaState.SUCCEEDED: "has succeeded",
+    ReplicaState.FAILED: "has failed",
+    ReplicaState.CANCELLED: "was cancelled",
+}
+
+
+def _line(replica: Replica, text: str) -> str:
+    return f"<replica {replica.rank}: {' '.join(text.split())}>"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
+from atoll._time import Deadline, backoff
 from atoll.context import default_store
 from atoll.executors.local.executor import LocalExecutor
-from atoll.serverless.facade import Facade
-from atoll.serverless.protocol import ReplicaHandle
+from atoll.runs.prepare import Draft
+from atoll.runs.run import Run
+from atoll.serverless.facade import Facade, keeps_arguments
+
+_READY_S = 10.0
 
 
 class LocalProcessExecutor(Facade):
@@ -19,30 +22,33 @@ class LocalProcessExecutor(Facade):
     backend_name = "local_process"
     earlier_names = ("local",)
     supports_inter_replica_network = True
+    runs_callables = True
+    _default_store = staticmethod(default_store)
 
+    @keeps_arguments
     def __init__(
         self,
         *,
         store: str | os.PathLike[str] | None = None,
         root: str | os.PathLike[str] | None = None,
         run_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> None:
-        super().__init__(
-            LocalExecutor(root=root), store=default_store() if store is None or store == "" else store, run_id=run_id
-        )
+        self._processes = LocalExecutor(root=root)
+        self._use(self._processes, store=store, run_id=run_id, idempotency_key=idempotency_key)
 
-    def launch_replicas(
-        self,
-        n_replicas: int,
-        entrypoint: str | Callable[..., Any],
-        entrypoint_args: Mapping[str, Any] | None = None,
-        *,
-        gpu: str | None = None,
-        timeout: float = 3600,
-    ) -> list[ReplicaHandle]:
-        """As in the protocol. A `gpu` is pinned by CUDA_VISIBLE_DEVICES, or refused if this machine has none."""
-        handles = super().launch_replicas(n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout)
-        if gpu is not None:
-            message = f"each of {n_replicas} replicas is pinned to its own `{gpu}` by CUDA_VISIBLE_DEVICES only"
-            warnings.warn(message, stacklevel=2)
-        return handles
+    def _warnings(self, draft: Draft) -> list[str]:
+        placement = draft.spec.placement
+        if placement.gpu is None:
+            return []
+        pinned = f"each of {placement.replicas} replicas is pinned to its own `{placement.gpu}`"
+        return [f"{pinned} by CUDA_VISIBLE_DEVICES only"]
+
+    def _native(self, run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
+        deadline, pauses = Deadline(_READY_S), backoff(0.01, cap_s=0.2)
+        while not (found := self._processes.first_processes(run.handle)) and not deadline.is_past:
+            if self._processes.status(run.handle).is_terminal:
+                break
+            deadline.sleep(next(pauses))  # another launcher is starting this run
+        nothing = (None, None)
+        return [dict(zip(("pid", "start_ts"), found.get(rank, nothing), strict=True)) for rank in ranks]

@@ -18,7 +18,7 @@ class ReplicaHandle:
 
 @runtime_checkable
 class ServerlessExecutor(Protocol):
-    """Launch, poll, read logs, cancel, collect.
+    """Launch, poll, read logs, cancel, collect. docs/replica-protocol.md has the details.
 
     `handles[i].rank == i`. `REPLICA_RANK` (or the variable that `rank_env` in the arguments names) holds the rank of a
     replica, and `WORLD_SIZE` the count. An option that a backend does not support is an error; it is never ignored.
@@ -36,7 +36,7 @@ class ServerlessExecutor(Protocol):
         gpu: str | None = None,
         timeout: float = 3600,
     ) -> list[ReplicaHandle]:
-        """Start `n_replicas` of an importable path, or of a callable where the backend can run one."""
+        """Start `n_replicas` of a function, or of the trainer that `entrypoint_args` name. Each launch is a new run."""
         ...
 
     def poll(self, handle: ReplicaHandle) -> str:
@@ -44,13 +44,13 @@ class ServerlessExecutor(Protocol):
         ...
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        """The last lines of the replica's output."""
+        """The last lines of the replica's output, or one line in angle brackets that says why there is none."""
         ...
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """Stop the replica's run. No exception if it has already ended."""
+        """Stop this replica, or all of its run where the backend can only do that. Quiet if it is over or unknown."""
         ...
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Wait, then one dict for each handle: rank, status, exit_code, error, result, and native ids."""
+        """Wait for these replicas only, then one dict for each: rank, status, exit_code, error, result, native ids."""
         ...

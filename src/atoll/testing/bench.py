@@ -31,7 +31,8 @@ from atoll.handle import RunHandle
 from atoll.registry import open_store, store_uri
 from atoll.replica import processes
 from atoll.replica.spool import Spool
-from atoll.runs.run import Draft, Run, prepare
+from atoll.runs.prepare import Draft, prepare
+from atoll.runs.run import Run
 from atoll.runs.wait import wait
 from atoll.status import RunStatus
 from atoll.stores.base import Store
@@ -313,6 +314,15 @@ def until(bench: Bench, what: str, condition: Callable[[], T]) -> T:
 def over(bench: Bench, run: Run) -> RunStatus:
     """Wait until every rank is over, and return the backend's status."""
     return wait(lambda: run.executor.status(run.handle), timeout_s=bench.patience_s)
+
+
+def cancelled(bench: Bench, run: Run) -> RunStatus:
+    """Cancel the run, and return its status. A backend that forgets what is cancelled needs the record of the run."""
+    if bench.executor().capabilities.forgets_cancelled:
+        run.cancel()
+        return run.status(progress=False)
+    run.executor.cancel(run.handle)
+    return bench.executor().status(run.handle)
 
 
 def entered(bench: Bench, run: Run) -> None:

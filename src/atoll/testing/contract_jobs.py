@@ -77,6 +77,34 @@ def hold(ctx: ReplicaContext, *, stubborn: bool = False) -> int:
     return ctx.rank
 
 
+def one_round(ctx: ReplicaContext, *, absent: int) -> int:
+    """Average in a round that needs every rank. The rank `absent` runs until `let_go` and takes no part."""
+    import numpy as np
+
+    from atoll.rounds.client import RoundClient
+    from atoll.rounds.layout import Layout
+    from atoll.rounds.quorum import Quorum
+
+    _mark(ctx)
+    if ctx.rank == absent:
+        _until_let_go(ctx)
+        return ctx.rank
+    values = np.zeros(4, np.float32)
+    client = RoundClient(
+        ctx.store,
+        ctx.run_id,
+        ctx.rank,
+        ctx.world_size,
+        layouts=[Layout.of([("weights", [4], "float32")])],
+        attempt=ctx.attempt,
+        launch=ctx.launch,
+        quorum=Quorum(on_dead_after_s=20.0),
+    )
+    client.join([values.tobytes()])
+    client.exchange(0, values, weight=1.0)
+    return ctx.rank
+
+
 def act(ctx: ReplicaContext, *, parts: Sequence[str]) -> str:
     """Each rank ends as its part says: `return`, `raise`, `sys_exit`, `os_exit`, `sigkill`, or `hold` until let go."""
     _mark(ctx)
@@ -113,6 +141,14 @@ def say(ctx: ReplicaContext, *, lines: Sequence[str], unfinished: str = "", then
         _until_let_go(ctx)
     sys.stdout.write(unfinished)
     sys.stdout.flush()
+
+
+def show(ctx: ReplicaContext, *, names: Sequence[str]) -> None:
+    """Print the values of environment variables, then run until `let_go`."""
+    for name in names:
+        print(f"{name}={os.environ.get(name)}", flush=True)
+    _mark(ctx)
+    _until_let_go(ctx)
 
 
 def _until_let_go(ctx: ReplicaContext) -> None:

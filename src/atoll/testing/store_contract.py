@@ -29,7 +29,7 @@ import pytest
 from atoll.errors import BadKey, KeyExists, KeyNotFound, StoreRefused, StoreUnavailable
 from atoll.registry import open_store
 from atoll.stores.base import Buffer, Store
-from atoll.stores.fast import Body, HashedWhileWritten, open_body, recycles
+from atoll.stores.fast import Body, HashedWhileWritten, list_sizes, open_body, recycles
 
 NewStore: TypeAlias = Callable[[str], Store]
 BIG = 8 * 1024 * 1024 + 1
@@ -309,6 +309,9 @@ class StoreContract(BodyClauses):
         prefixes = ["", "a", "a/", "a/b", "a/b/", "a/b.", "ab", "b", "c", "é", "文", "文/字", "文/字/"]
         for prefix in prefixes:
             assert list(store.list(prefix)) == sorted(key for key in keys if key.startswith(prefix)), prefix
+            sized = dict(list_sizes(store, prefix))
+            assert list(sized) == list(store.list(prefix)), prefix
+            assert all(size in (None, len(key.encode())) for key, size in sized.items())
         assert [bytes(store.get(key)).decode() for key in keys] == keys
 
     def test_s6_what_was_deleted_is_not_listed(self, store: Store) -> None:

@@ -7,7 +7,7 @@
         def bench(self, tmp_path):
             return SlurmBench(self.adapter, f"file://{tmp_path}/store", {"partition": "test"})
 
-Each clause E1-E27 (see `atoll.executors.base.Executor`) is one or more methods named for its number that take the bench
+Each clause E1-E30 (see `atoll.executors.base.Executor`) is one or more methods named for its number that take the bench
 as an argument, so they can also be called directly. They launch real replicas and count them. A test that needs a hook
 which the bench does not have is skipped, and the skip says why.
 
@@ -38,6 +38,9 @@ which the bench does not have is skipped, and the skip says why.
     E25  a wait ends at its deadline, whatever the service does.
     E26  a refusal to stop names every replica that it concerns.
     E27  one list without a replica does not make it LOST.
+    E28  `cancel` with ranks stops these and no others, or is refused; replicas that need a stopped rank end naming it.
+    E29  a watch of a run shows what `status` shows, wakes when a replica changes, and leaves nothing behind.
+    E30  a part of a run has the ranks and the size of the whole run; its own verbs count from 0.
 """
 
 from __future__ import annotations
@@ -49,17 +52,18 @@ import pytest
 
 from atoll.testing.bench import Bench
 from atoll.testing.executor_contract.life import LifeClauses
+from atoll.testing.executor_contract.parts import PartClauses
 from atoll.testing.executor_contract.plan import PlanClauses
 from atoll.testing.executor_contract.reach import ReachClauses
 from atoll.testing.executor_contract.stopping import StoppingClauses
 from atoll.testing.executor_contract.twins import TwinClauses
 from atoll.testing.executor_contract.wire import WireClauses
 
-CLAUSES = range(1, 28)
+CLAUSES = range(1, 31)
 
 
-class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, TwinClauses, StoppingClauses):
-    """Clauses E1-E27. Subclasses define `adapter` and the fixture `bench`, which closes what it opened."""
+class ExecutorContract(PlanClauses, LifeClauses, ReachClauses, WireClauses, TwinClauses, StoppingClauses, PartClauses):
+    """Clauses E1-E30. Subclasses define `adapter` and the fixture `bench`, which closes what it opened."""
 
     adapter: ClassVar[str]
     """`module:Class`, as in the registry."""

@@ -1,16 +1,25 @@
-"""Clauses about the states of replicas: E5 E6 E7 E8 E12."""
+"""Clauses about the states of replicas: E5 E6 E7 E8 E12 E29."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import ClassVar
 
 import pytest
 
+from atoll._threads import Unanswered, answer_within
+from atoll._time import Deadline
 from atoll.errors import RunNotFound
+from atoll.executors.base import RunWatch, Watcher
+from atoll.result import ReplicaOutcome
+from atoll.runs.run import Run
+from atoll.runs.wait import watching
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.testing import contract_jobs
-from atoll.testing.bench import Bench, assert_ranks, entered, launched, let_go, over, until, verdicts
+from atoll.testing.bench import Bench, assert_ranks, cancelled, entered, launched, let_go, over, until, verdicts
 
 NO_FAILURE = (
     Reason.OK,
@@ -45,12 +54,16 @@ class LifeClauses:
     PARTS: ClassVar[dict[str, int]] = {"return": 0, "raise": 1, "sys_exit": 3, "os_exit": 3, "sigkill": 137}
 
     def test_e06_return_succeeds_and_raise_exit_and_sigkill_fail_with_reason_and_code(self, bench: Bench) -> None:
-        with launched(bench, "act", len(self.PARTS), args={"parts": list(self.PARTS)}) as run:
-            replicas = over(bench, run).replicas
-            outcomes = run.result().outcomes
-        for (part, code), replica, outcome in zip(self.PARTS.items(), replicas, outcomes, strict=True):
-            _assert_ended(bench, part, replica, code)
-            assert (outcome.state, outcome.exit_code) == (replica.state, code), f"{part}: the result says {outcome}"
+        outcomes: list[ReplicaOutcome] = []
+        for parts in _runs_of(bench, list(self.PARTS)):
+            with launched(bench, "act", len(parts), args={"parts": parts}) as run:
+                replicas = over(bench, run).replicas
+                found = run.result().outcomes
+            for part, replica, outcome in zip(parts, replicas, found, strict=True):
+                code = self.PARTS[part]
+                _assert_ended(bench, part, replica, code)
+                assert (outcome.state, outcome.exit_code) == (replica.state, code), f"{part}: the result says {outcome}"
+            outcomes += found
         assert outcomes[0].result == "return"
         assert outcomes[1].error is not None
         assert "as it was told to" in outcomes[1].error.traceback
@@ -62,6 +75,10 @@ class LifeClauses:
             killed = until(bench, "the killed rank is over", lambda: _ended(run.executor.status(run.handle), 1))[0]
             assert killed.state is ReplicaState.FAILED, killed
             assert killed.reason not in (*NO_FAILURE, Reason.TIMEOUT), killed
+            if bench.executor().capabilities.fails_together:
+                other = over(bench, run).replicas[0]
+                assert (other.state, other.reason) == (ReplicaState.CANCELLED, Reason.CANCELLED), other
+                return
             assert run.executor.status(run.handle).replicas[0].state is ReplicaState.RUNNING
             assert let_go(bench, run).replicas[0].state is ReplicaState.SUCCEEDED
 
@@ -69,21 +86,19 @@ class LifeClauses:
 
     def test_e07_cancel_before_the_start_is_quiet_and_nothing_starts(self, bench: Bench) -> None:
         with bench.queue_held(), launched(bench, "hold", 2) as run:
-            bench.executor().cancel(run.handle)
+            status = cancelled(bench, run)
             assert not bench.running(run.id), "something runs after cancel returned"
-            status = run.executor.status(run.handle)
             assert [r.state for r in status.replicas] == [ReplicaState.CANCELLED] * 2, status
 
     def test_e07_cancel_while_running_returns_when_nothing_runs(self, bench: Bench) -> None:
         with launched(bench, "hold", 2) as run:
             entered(bench, run)
-            run.executor.cancel(run.handle)
+            status = cancelled(bench, run)
             assert not bench.running(run.id), "something runs after cancel returned"
-            status = bench.executor().status(run.handle)
             assert {(r.state, r.reason) for r in status.replicas} == {(ReplicaState.CANCELLED, Reason.CANCELLED)}
             run.executor.cancel(run.handle)
             bench.executor().cancel(run.handle)
-            assert verdicts(run.executor.status(run.handle)) == verdicts(status)
+            assert verdicts(cancelled(bench, run)) == verdicts(status)
 
     def test_e07_a_replica_has_its_grace_to_say_farewell(self, bench: Bench) -> None:
         with launched(bench, "hold", 2) as run:
@@ -115,8 +130,10 @@ class LifeClauses:
     def test_e08_a_terminal_state_never_changes(self, bench: Bench) -> None:
         with launched(bench, "act", 3, args={"parts": ["return", "raise", "os_exit"]}) as run:
             first = verdicts(over(bench, run))
+            is_together = bench.executor().capabilities.fails_together
             for _ in range(3):
-                list(run.executor.logs(run.handle, 0))
+                with suppress(RunNotFound) if is_together else nullcontext():  # the log of a stopped rank may be gone
+                    list(run.executor.logs(run.handle, 0))
                 run.executor.cancel(run.handle)
                 assert verdicts(bench.executor().status(run.handle)) == first
 
@@ -139,30 +156,57 @@ class LifeClauses:
             over(bench, run)
 
     def test_e08_unless_the_store_knows_better(self, bench: Bench) -> None:
-        with launched(bench, "act", 2, args={"parts": ["return", "sys_exit"]}) as run:
-            before = over(bench, run)
-            bench.forget(run.handle)
-            after = run.status()
-            assert [r.state for r in after.replicas] == [r.state for r in before.replicas]
-            outcomes = run.result().outcomes
-            assert [outcome.exit_code for outcome in outcomes] == [0, 3]
-            assert outcomes[0].result == "return"
+        outcomes: list[ReplicaOutcome] = []
+        for parts in _runs_of(bench, ["return", "sys_exit"]):
+            with launched(bench, "act", len(parts), args={"parts": parts}) as run:
+                before = over(bench, run)
+                bench.forget(run.handle)
+                after = run.status()
+                assert [r.state for r in after.replicas] == [r.state for r in before.replicas]
+                outcomes += run.result().outcomes
+        assert [outcome.exit_code for outcome in outcomes] == [0, 3]
+        assert outcomes[0].result == "return"
 
     # E12 a replica past its time limit fails
 
     def test_e12_a_replica_past_its_limit_fails_with_timeout(self, bench: Bench) -> None:
         with launched(bench, "hold", 2, timeout_s=bench.limit_s) as run:
             status = over(bench, run)
-            assert {(r.state, r.reason) for r in status.replicas} == {(ReplicaState.FAILED, Reason.TIMEOUT)}, status
+            late = {(r.state, r.reason) for r in status.replicas}
+            if bench.executor().capabilities.fails_together:  # the first one ends the other
+                late.discard((ReplicaState.CANCELLED, Reason.CANCELLED))
+            assert late == {(ReplicaState.FAILED, Reason.TIMEOUT)}, status
             assert not bench.running(run.id), "something runs past its time limit"
             reasons = [outcome.reason for outcome in run.result().outcomes]
-            assert reasons == [Reason.TIMEOUT] * 2, "result and backend give different reasons"
+            assert reasons == [r.reason for r in status.replicas], "result and backend give different reasons"
 
     def test_e12_nor_does_it_help_not_to_listen(self, bench: Bench) -> None:
         with launched(bench, "hold", args={"stubborn": True}, timeout_s=bench.limit_s, grace_s=0.2) as run:
             replica = over(bench, run).replicas[0]
             assert (replica.state, replica.reason) == (ReplicaState.FAILED, Reason.TIMEOUT), replica
             assert not bench.running(run.id), "something runs past its time limit"
+
+    # E29 a watch shows what `status` shows, ends its pause when a replica changes, and leaves nothing behind
+
+    def test_e29_a_watch_shows_every_change_and_leaves_nothing(self, bench: Bench) -> None:
+        before = _threads()
+        with launched(bench, "hold", 2) as run:
+            entered(bench, run)
+            with watching(run.executor, run.handle) as watch:
+                assert verdicts(watch.status()) == verdicts(run.executor.status(run.handle))
+                contract_jobs.let_go(bench.store, run.id)
+                deadline = Deadline(bench.patience_s)
+                while not (status := watch.status()).is_terminal:
+                    assert not deadline.is_past, f"the watch still shows {status}"
+                    _wait_for_change(bench, run, watch)
+                assert verdicts(status) == verdicts(over(bench, run))
+            left = _threads() - before
+            assert not left, f"the watch left {left}"
+
+
+def _runs_of(bench: Bench, parts: list[str]) -> list[list[str]]:
+    """One run of all parts; one for each part if a replica that fails ends the others."""
+    return [[part] for part in parts] if bench.executor().capabilities.fails_together else [parts]
 
 
 def _assert_ended(bench: Bench, part: str, replica: ReplicaStatus, code: int) -> None:
@@ -186,3 +230,19 @@ def _checked(status: RunStatus, replicas: int) -> RunStatus:
 def _ended(status: RunStatus, rank: int) -> list[ReplicaStatus]:
     """The status of the rank if it is over, else nothing."""
     return [replica for replica in status.replicas if replica.rank == rank and replica.state.is_terminal]
+
+
+def _wait_for_change(bench: Bench, run: Run, watch: RunWatch) -> None:
+    """Wait for a change that will come: for a short time if the executor cannot watch, otherwise for long."""
+    if not isinstance(run.executor, Watcher):
+        watch.wait(0.1)
+        return
+    try:
+        answer_within(bench.patience_s, partial(watch.wait, 3600.0))
+    except Unanswered:
+        pytest.fail("the replicas have ended, and the watch goes on waiting")
+
+
+def _threads() -> set[threading.Thread]:
+    """The threads of this process, without those in which a bench serves requests."""
+    return {each for each in threading.enumerate() if "process_request_thread" not in each.name}

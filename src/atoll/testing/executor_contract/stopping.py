@@ -1,7 +1,8 @@
-"""Clauses about stopping: what may run is stopped, or the caller gets its name. E20 to E27."""
+"""Clauses about stopping: what may run is stopped, or the caller gets its name. E20 to E28."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,12 +11,14 @@ import pytest
 
 from atoll import journal
 from atoll._threads import Unanswered, answer_within
-from atoll.errors import AtollError, BackendError, StopFailed, SubmitError, WaitTimeout
+from atoll.errors import AtollError, BackendError, ConfigError, StopFailed, SubmitError, WaitTimeout
 from atoll.executors.base import Plan, Starter
 from atoll.handle import RunHandle
+from atoll.replica import processes
 from atoll.runs.run import Run
 from atoll.status import ReplicaState
-from atoll.testing.bench import Bench, Call, Fault, Order, cleared, let_go, order
+from atoll.testing import contract_jobs
+from atoll.testing.bench import Bench, Call, Fault, Order, cleared, entered, launched, let_go, order, over
 from atoll.testing.other_process import Interrupted, spread, steps_of_submit, submit_interrupted_at
 
 AT_ONCE = 4
@@ -205,6 +208,77 @@ class StoppingClauses:
                 bench.hide_once(run.handle, rank)
                 _assert_alive(bench, run, f"one list lacks rank {rank}")
 
+    # E28 single ranks are stopped, or the backend says that it cannot
+
+    def test_e28_cancel_of_one_rank_stops_it_alone_or_is_refused(self, bench: Bench) -> None:
+        with launched(bench, "hold", 3) as run:
+            entered(bench, run)
+            if _cancels_together(bench):
+                _assert_refused(bench, run, [1])
+                return
+            for _ in range(2):
+                bench.executor().cancel(run.handle, [1])
+                states = _states(bench, run)
+                assert states[1] is ReplicaState.CANCELLED, f"rank 1 is {states[1]} after cancel returned"
+                others = (states[0], states[2])
+                assert not any(state.is_terminal for state in others), f"the other ranks are {others}"
+            assert _processes_of(bench, run, 1) == [], "a process of rank 1 runs after cancel returned"
+            assert contract_jobs.farewells(bench.store, run.id) == [1], "rank 1, and no other, is asked to stop"
+            let_go(bench, run)
+            assert _states(bench, run) == [ReplicaState.SUCCEEDED, ReplicaState.CANCELLED, ReplicaState.SUCCEEDED]
+
+    def test_e28_cancel_of_a_rank_is_quiet_before_its_start_and_after_its_end(self, bench: Bench) -> None:
+        chosen = [0, 1, 2] if _cancels_together(bench) else [2]
+        draft = order(bench, "hold", 3).draft(bench.executor(), bench.store_uri)
+        with cleared(bench, draft.spec.run_id):
+            with bench.queue_held():
+                run = draft.submit()
+                bench.executor().cancel(run.handle, chosen)
+                bench.executor().cancel(run.handle, chosen)
+            let_go(bench, run)
+            ended = _states(bench, run)
+            succeeded = [rank for rank, state in enumerate(ended) if state is ReplicaState.SUCCEEDED]
+            assert succeeded == [rank for rank in range(3) if rank not in chosen], f"the ranks are {ended}"
+            bench.executor().cancel(run.handle, chosen)
+            bench.executor().cancel(run.handle, [0, 1, 2])
+            bench.executor().cancel(bench.stranger(run.handle), chosen)
+            assert _states(bench, run) == ended, "a cancel after the end has changed how a rank ended"
+
+    def test_e28_ranks_that_the_run_does_not_have_are_refused(self, bench: Bench) -> None:
+        with _held(bench, 3) as run:
+            for ranks in ([], [3], [-1], [0, 3]):
+                _assert_refused(bench, run, ranks)
+
+    def test_e28_a_refusal_to_stop_names_only_these_ranks(self, bench: Bench) -> None:
+        faults = bench.need_faults(Call.STOP)
+        chosen = [0, 1, 2] if _cancels_together(bench) else [1]
+        with _held(bench, 3) as run:
+            faults.fail(Call.STOP, Fault.FORBIDDEN)
+            with pytest.raises(StopFailed) as caught:
+                bench.executor().cancel(run.handle, chosen)
+            faults.heal()
+            left = caught.value.left_running
+            assert len(left) == 1, f"one job was not stopped, and the error says: {caught.value}"
+            assert set(left) <= set(bench.running(run.id)), f"what the error names does not run: {caught.value}"
+
+    def test_e28_the_others_of_a_strict_run_end_and_name_the_cancelled_rank(self, bench: Bench) -> None:
+        with launched(bench, "one_round", 3, args={"absent": 2}) as run:
+            entered(bench, run)
+            if _cancels_together(bench):
+                _assert_refused(bench, run, [2])
+                run.cancel([0, 1, 2])
+                assert [r.state for r in run.status(progress=False).replicas] == [ReplicaState.CANCELLED] * 3
+                return
+            run.cancel([2])
+            over(bench, run)
+            ends = run.result().outcomes
+            states = [str(end.state) for end in ends]
+            assert states == ["failed", "failed", "cancelled"], f"the ranks ended {states}"
+            for end in ends[:2]:
+                assert end.error is not None
+                assert end.error.type.endswith("QuorumLost"), end.error.message
+                assert end.error.ranks == (2,), end.error.message
+
 
 @contextmanager
 def _held(bench: Bench, replicas: int) -> Iterator[Run]:
@@ -212,6 +286,31 @@ def _held(bench: Bench, replicas: int) -> Iterator[Run]:
     draft = order(bench, "hold", replicas).draft(bench.executor(), bench.store_uri)
     with cleared(bench, draft.spec.run_id), bench.queue_held():
         yield draft.submit()
+
+
+def _cancels_together(bench: Bench) -> bool:
+    return bench.executor().capabilities.cancels_together
+
+
+def _states(bench: Bench, run: Run) -> list[ReplicaState]:
+    return [replica.state for replica in bench.executor().status(run.handle).replicas]
+
+
+def _processes_of(bench: Bench, run: Run, rank: int) -> list[int]:
+    """The processes of this rank that entered user code on this machine and run."""
+    here = os.uname().nodename
+    found = [start for start in contract_jobs.starts(bench.store, run.id) if (start.rank, start.host) == (rank, here)]
+    return [start.pid for start in found if not processes.is_dead(start.pid)]
+
+
+def _assert_refused(bench: Bench, run: Run, ranks: list[int]) -> None:
+    """Assert that a cancel of these ranks is an error of the caller's input, and that it stops nothing."""
+    try:
+        bench.executor().cancel(run.handle, ranks)
+    except ConfigError:
+        _assert_alive(bench, run, f"the cancel of ranks {ranks} was refused")
+    else:
+        raise AssertionError(f"the cancel of ranks {ranks} was not refused")
 
 
 def _handle(bench: Bench, plan: Plan) -> RunHandle:

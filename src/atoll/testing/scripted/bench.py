@@ -24,6 +24,8 @@ class ScriptedBench(Bench):
     """The scripted executor with its own scripted service, and a store in a folder of the test."""
 
     service: ScriptedService = field(default_factory=ScriptedService)
+    group: bool = False
+    """Whether one job has all replicas of a run."""
 
     @classmethod
     @contextmanager
@@ -32,15 +34,16 @@ class ScriptedBench(Bench):
         server = ScriptedServer(service)
         try:
             yield cls(
-                "atoll.testing.scripted.executor:ScriptedExecutor",
+                f"atoll.testing.scripted.executor:{'ScriptedGroupExecutor' if group else 'ScriptedExecutor'}",
                 store_uri(str(folder / "store")),
-                {"endpoint": server.endpoint, "group": group},
+                {"endpoint": server.endpoint},
                 secret=("vault:contract", "hunter2 hunter3"),
                 impatient={"timeout_s": 0.8},
                 extra="scripted",
                 sdk=["atoll.testing.scripted.wire"],
                 faults=service,
                 service=service,
+                group=group,
             )
         finally:
             service.close()
@@ -73,11 +76,11 @@ class ScriptedBench(Bench):
             self.service.unseen_lists = 0
 
     def hide_once(self, handle: RunHandle, rank: int) -> None:
-        name = handle.native_id if self.settings["group"] else task_name(handle.native_id, rank)
+        name = handle.native_id if self.group else task_name(handle.native_id, rank)
         self.service.hide(name, lists=1)
 
     def creates(self, replicas: int) -> int:
-        return 1 if self.settings["group"] else replicas
+        return 1 if self.group else replicas
 
     def calls(self) -> int:
         return self.service.counts.total()

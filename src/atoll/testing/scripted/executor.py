@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
@@ -28,7 +29,7 @@ from atoll.errors import (
     Unsupported,
     translating,
 )
-from atoll.executors.base import Capabilities, Plan, check, store_problems
+from atoll.executors.base import Capabilities, Plan, check, ranks_to_stop, store_problems
 from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.spec import Placement
@@ -58,23 +59,23 @@ _POLL_S = 0.02
 
 
 class ScriptedExecutor:
-    """Runs replicas in a scripted cloud: one job for each, or with `group` one job for all."""
+    """Runs replicas in a scripted cloud: one job for each."""
 
     name: ClassVar[str] = "scripted"
     capabilities: ClassVar[Capabilities] = CAPABILITIES
+    _group: ClassVar[bool] = False
 
     @checks_settings
     def __init__(
         self,
         *,
         endpoint: Annotated[str, TEXT],
-        group: bool = False,
         timeout_s: Annotated[float, SECONDS_ABOVE_0] = 30.0,
         clock: Annotated[Clock, CLOCK] = SYSTEM_CLOCK,
     ) -> None:
         self._sdk = _sdk()
         self._client = self._sdk.ScriptedClient(endpoint, timeout_s=timeout_s)
-        self._endpoint, self._group, self._clock = endpoint, group, clock
+        self._endpoint, self._clock = endpoint, clock
         self._errors: dict[type[Exception], type[AtollError]] = {
             self._sdk.Denied: AuthError,
             self._sdk.NoSuchJob: RunNotFound,
@@ -91,11 +92,13 @@ class ScriptedExecutor:
         if problems:
             raise Unsupported(self.name, context.run_id, problems)
         label = context.native_name(reserve=6)
-        request = {"label": label, "creates": list(creates(context, placement, label, self._group))}
+        request: dict[str, Any] = {"label": label, "creates": list(creates(context, placement, label, self._group))}
+        request |= {"first_rank": context.first_rank} if context.first_rank else {}
         return Plan(self.name, context.run_id, placement.replicas, request)
 
     def handle(self, plan: Plan) -> RunHandle:
-        return RunHandle(self.name, self._endpoint, plan.request["label"], plan.replicas)
+        first = plan.request.get("first_rank", 0)
+        return RunHandle(self.name, self._endpoint, plan.request["label"], plan.replicas, first)
 
     def submit(self, plan: Plan) -> RunHandle:
         return submit_or_stop(self, plan)
@@ -126,8 +129,9 @@ class ScriptedExecutor:
                 found |= {task["rank"]: (job, task) for task in job["tasks"]}
         return RunStatus(tuple(replica_status(rank, found.get(rank)) for rank in range(handle.replicas)))
 
-    def cancel(self, handle: RunHandle) -> None:
-        refusals = {name: self._stop(name) for name in self._names(handle)}
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        chosen = ranks_to_stop(self, handle, ranks)
+        refusals = {name: self._stop(name) for name in self._names(handle, chosen)}
         deadline = Deadline(_STOP_S, self._clock)
         found = {name: self._wait_until_over(name, deadline, refusal) for name, refusal in refusals.items()}
         if problems := {name: error for name, error in found.items() if error is not None}:
@@ -219,11 +223,11 @@ class ScriptedExecutor:
                     raise
         raise InternalError("the last try neither returned nor raised")
 
-    def _names(self, handle: RunHandle) -> list[str]:
-        """The name of every job of the run, whether it was created or not."""
+    def _names(self, handle: RunHandle, ranks: Iterable[int] | None = None) -> list[str]:
+        """The names of the jobs of these ranks, or of every rank, whether they were created or not."""
         if self._group:
             return [handle.native_id]
-        return [task_name(handle.native_id, rank) for rank in range(handle.replicas)]
+        return [task_name(handle.native_id, rank) for rank in (range(handle.replicas) if ranks is None else ranks)]
 
     def _stop(self, name: str) -> BackendError | None:
         """Request the stop of one job by its name, whether it exists or not. Returns the refusal, if any."""
@@ -247,10 +251,18 @@ class ScriptedExecutor:
             deadline.sleep(next(pauses))
 
 
+class ScriptedGroupExecutor(ScriptedExecutor):
+    """Runs replicas in a scripted cloud: one job for all replicas of a run, which stop together."""
+
+    capabilities: ClassVar[Capabilities] = replace(CAPABILITIES, cancels_together=True)
+    _group: ClassVar[bool] = True
+
+
 def creates(context: RunContext, placement: Placement, label: str, group: bool) -> Iterator[dict[str, Any]]:
     """The bodies of the create calls: one for each rank, or one for the group."""
+    ranks = context.ranks(placement.replicas)
     tasks = [
-        {"rank": rank, "environment": rank_environment(rank, placement.rank_env)} for rank in range(placement.replicas)
+        {"rank": place, "environment": rank_environment(rank, placement.rank_env)} for place, rank in enumerate(ranks)
     ]
     whole = {
         "label": label,
