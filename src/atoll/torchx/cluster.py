@@ -1,0 +1,80 @@
+"""Requests to the cluster: which dialect it serves, and the pods and the Workload of an app.
+
+AppWrappers themselves are read and written by the scheduler with the official client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atoll._time import SYSTEM_CLOCK
+from atoll.errors import AtollError, AuthError, BackendError, BackendUnavailable, ConfigError
+from atoll.kube import kueue
+from atoll.kube.client import KubeClient, path_to
+from atoll.kube.connection import Connection
+from atoll.kube.pod_state import seconds
+from atoll.torchx.names import INSTANCE, ROLE_NAME
+from atoll.torchx.options import DIALECTS
+
+MERGE_PATCH = "application/merge-patch+json"
+_TIMEOUT_S, _PATIENCE_S = 30.0, 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Cluster:
+    """One cluster, for one scheduler."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.client = KubeClient(
+            connection, executor="kubernetes_mcad", timeout_s=_TIMEOUT_S, patience_s=_PATIENCE_S, clock=SYSTEM_CLOCK
+        )
+        self._served: Sequence[str] | None = None
+
+    def served(self) -> Sequence[str] | None:
+        """The dialects that the cluster serves, the best first; None if it cannot be asked."""
+        if self._served is None:
+            try:
+                groups = self.client.get("/apis", "API groups", "discovery", tries=1).get("groups") or []
+            except (BackendError, ConfigError) as exc:
+                log.debug("cannot ask the cluster for its API groups: %s", exc)
+                return None
+            found = {each["groupVersion"] for group in groups for each in group.get("versions") or ()}
+            self._served = [dialect for dialect in DIALECTS if dialect in found]
+        return self._served
+
+    def pods(self, namespace: str, name: str, role: str | None = None) -> list[Any] | None:
+        """The pods of an app, or of one of its roles, in one request; None if they cannot be read."""
+        selector = f"{INSTANCE}={name}" + ("" if role is None else f",{ROLE_NAME}={role}")
+        path = path_to("pods", namespace)
+        try:
+            answer = self.client.get(path, "pods", "status", query={"labelSelector": selector}, tries=2)
+        except AuthError as exc:
+            log.warning("the pods cannot be read, so that the state is only what the wrapper says: %s", exc.message)
+            return None
+        except (BackendUnavailable, ConfigError) as exc:
+            log.debug("the pods cannot be read: %s", exc)
+            return None
+        return list(answer.get("items") or [])
+
+    def queue_state(self, wrapper: Mapping[str, Any]) -> kueue.QueueState | None:
+        """What Kueue says about a wrapper in one of its queues; None if its Workload cannot be read."""
+        queue, created = kueue.queue_of(wrapper), seconds(wrapper["metadata"].get("creationTimestamp"))
+        try:
+            found = self.workload(wrapper)
+        except AtollError as exc:
+            log.warning("the Workload in queue `%s` cannot be read: %s", queue, exc.message)
+            return None
+        waited_s = 0.0 if created is None else max(0.0, SYSTEM_CLOCK.time() - created)
+        return kueue.queue_state(found, queue=queue, waited_s=waited_s)
+
+    def workload(self, wrapper: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        metadata = wrapper["metadata"]
+        path, query = kueue.workloads_path(metadata["namespace"]), kueue.selector(metadata["uid"])
+        answer = self.client.get(path, "Workloads", "status", query=query, tries=2)
+        return kueue.workload_of(answer.get("items") or [], metadata["uid"])
+
+    def patch(self, path: str, what: str, change: Mapping[str, Any]) -> None:
+        self.client.call("PATCH", path, what, "cancel", body=change, content_type=MERGE_PATCH)
