@@ -1,0 +1,104 @@
+"""The output of a call, from the log API of Modal. The replica's lines are what its supervisor writes to stdout.
+
+Entries of the log are pieces of text with a time; lines are put together from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from atoll._time import Clock, Deadline
+from atoll.executors.modal.client import ModalClient
+
+_MOST_ENTRIES = 20_000
+"""What Modal returns of the end of a log."""
+_SOURCE = "stdout"
+_OVERLAP = timedelta(seconds=1)
+"""The client rounds the time of an entry, so it may lie before the time that is known here."""
+_SKEW = timedelta(minutes=5)
+"""By how much the clock of this machine may be late."""
+
+
+class CallLog:
+    """The output of one call, and how far it has been read."""
+
+    def __init__(self, client: ModalClient, call_id: str) -> None:
+        self._client, self._call_id = client, call_id
+        self._since: datetime | None = None
+        self._seen = 0
+        """How many entries with the time `_since` were read."""
+        self._rest = ""
+
+    def lines(self) -> list[str]:
+        """All lines."""
+        return _split("".join(str(entry.message) for entry in self._fetch(None)))
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines. An entry may be a part of a line, so more entries than lines are read."""
+        most = min(_MOST_ENTRIES, 4 * count + 16)
+
+        def send() -> list[Any]:
+            return list(self._client.function_call(self._call_id).logs.tail(most, source=_SOURCE))
+
+        entries = self._client.call("logs", self._what, send)
+        lines = _split("".join(str(entry.message) for entry in entries))
+        if len(entries) >= most and len(lines) > 1:
+            del lines[0]  # its beginning may be missing
+        return lines[len(lines) - min(count, len(lines)) :]
+
+    def new_lines(self) -> list[str]:
+        """Complete lines that were not read before."""
+        entries = self._fetch(self._since)
+        fresh = [entry for entry in entries if self._since is None or entry.timestamp >= self._since]
+        text = self._rest + "".join(str(entry.message) for entry in fresh[self._seen :])
+        if fresh:
+            last = fresh[-1].timestamp
+            self._since, self._seen = last, sum(1 for entry in fresh if entry.timestamp == last)
+        *lines, self._rest = text.split("\n")
+        return lines
+
+    def rest(self) -> list[str]:
+        """A last line without an end."""
+        found, self._rest = self._rest, ""
+        return [found] if found else []
+
+    def _fetch(self, since: datetime | None) -> list[Any]:
+        until = max(datetime.now(UTC), since or datetime.min.replace(tzinfo=UTC)) + _SKEW
+        limits = {"until": until} if since is None else {"since": since - _OVERLAP, "until": until}
+
+        def send() -> list[Any]:
+            return list(self._client.function_call(self._call_id).logs.fetch(source=_SOURCE, **limits))
+
+        return self._client.call("logs", self._what, send)
+
+    @property
+    def _what(self) -> str:
+        return f"log of call `{self._call_id}`"
+
+
+def follow_lines(
+    log: CallLog, *, tail: int | None, is_over: Callable[[], bool], pause_s: float, lag_s: float, clock: Clock
+) -> Iterator[str]:
+    """Lines as Modal delivers them, until the call has been over for `lag_s` without a new line."""
+    is_first = True
+    end: Deadline | None = None
+    while True:
+        over = is_over()  # before reading: what is written later is read in the next iteration
+        lines = log.new_lines()
+        if is_first and tail is not None:
+            lines = lines[len(lines) - min(tail, len(lines)) :]
+        is_first = False
+        yield from lines
+        if over and (end is None or lines):
+            end = Deadline(lag_s, clock)
+        elif end is not None and end.is_past:
+            yield from log.rest()
+            return
+        clock.sleep(pause_s)
+
+
+def _split(text: str) -> list[str]:
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]

@@ -1,0 +1,55 @@
+"""Lines that are put together from the entries of a log. The client rounds the times of entries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atoll.executors.modal.logs import CallLog
+
+
+class _Service:
+    """Has entries with times in nanoseconds; the client rounds them to microseconds."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, str]] = []
+        self.logs = self
+
+    def call(self, _operation: str, _what: str, send: Any) -> Any:
+        return send()
+
+    def function_call(self, _call_id: str) -> _Service:
+        return self
+
+    def fetch(self, *, source: str, until: datetime | None = None, since: datetime | None = None) -> Iterator[Any]:
+        assert source == "stdout"
+        until = until or datetime.now(UTC)
+        first = 0 if since is None else int(since.timestamp() * 1e6) * 1000
+        for at, text in self.entries:
+            if first <= at <= until.timestamp() * 1e9:
+                yield SimpleNamespace(message=text, timestamp=datetime.fromtimestamp(at / 1e9, UTC))
+
+
+@pytest.mark.parametrize("rest", [200, 900], ids=["rounded down", "rounded up"])
+def test_following_loses_and_doubles_no_entry_whose_time_the_client_rounds(rest):
+    service, now = _Service(), time.time_ns() // 1000 * 1000
+    log = CallLog(service, "fc-1")  # type: ignore[arg-type]
+    service.entries = [(now - 5_000_000 + rest, "one\n"), (now - 4_000_000 + rest, "two\n")]
+    assert log.new_lines() == ["one", "two"]
+    service.entries += [(now - 4_000_000 + rest, "three\n"), (now - 3_000_000 + rest, "four\n")]
+    assert log.new_lines() == ["three", "four"]
+    assert log.new_lines() == []
+
+
+def test_a_clock_that_is_late_hides_no_line():
+    service = _Service()
+    service.entries = [(time.time_ns() + 60 * 10**9, "from a container whose clock is ahead\n")]
+    log = CallLog(service, "fc-1")  # type: ignore[arg-type]
+    assert log.new_lines() == log.lines() == ["from a container whose clock is ahead"]
+    service.entries += [(time.time_ns() + 61 * 10**9, "later\n")]
+    assert log.new_lines() == ["later"]

@@ -1,0 +1,1 @@
+"""A peer of Modal for tests: gRPC over plaintext HTTP/2, real processes, faults on cue. See `server`."""

@@ -1,0 +1,47 @@
+"""What a look at a call makes of what the client raises."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from atoll._time import SYSTEM_CLOCK
+from atoll.executors.modal.calls import Calls, Phase
+
+
+class Client:
+    """Its only call is pending in the graph, and `get` raises `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def function_call(self, call_id: str) -> SimpleNamespace:
+        return SimpleNamespace(get_call_graph=list, get=self._get)
+
+    def _get(self, timeout: float) -> None:
+        raise self.error
+
+    def call(self, operation: str, what: str, send, *, tries=None):
+        return send()
+
+
+def looking_at(error: BaseException) -> Calls:
+    return Calls(Client(error), clock=SYSTEM_CLOCK, pause_s=1.0, stop_s=1.0)
+
+
+def test_an_interrupt_of_the_launcher_is_no_end_of_the_call():
+    with pytest.raises(KeyboardInterrupt):
+        looking_at(KeyboardInterrupt()).look("fc-1")
+
+
+@pytest.mark.parametrize(
+    ("error", "phase"),
+    [
+        (SystemExit(0), Phase.FAILED),
+        (TimeoutError("of the function"), Phase.FAILED),
+        (TimeoutError(), Phase.PENDING),
+    ],
+)
+def test_what_the_function_raised_is_its_end(error, phase):
+    assert looking_at(error).look("fc-1").phase is phase
