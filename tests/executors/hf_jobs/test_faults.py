@@ -1,0 +1,51 @@
+"""The Hub loses answers of every request."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from atoll.errors import BackendUnavailable
+from atoll.handle import RunHandle
+from atoll.status import ReplicaState
+from atoll.testing.bench import assert_each_rank_once, entered, launched, let_go
+
+OPERATIONS = {"hardware", "run", "list", "inspect", "cancel", "logs"}
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_run_survives_lost_answers_of_every_request(bench, hub, lost):
+    executor = bench.executor(patience_s=30.0, list_lag_s=1.0)
+    hub.list_lag = 2
+    for operation in OPERATIONS:
+        hub.faults.refuse(operation, 502, "Bad Gateway", times=lost, after_effect=True)
+    told = {"lines": ["rank {rank}"], "then_hold": True}
+    with launched(bench, "say", 2, executor=executor, args=told, gpu="A10G") as run:
+        entered(bench, run)
+        executor.cancel(run.handle, [1])
+        ended = let_go(bench, run).replicas
+        assert [r.state for r in ended] == [ReplicaState.SUCCEEDED, ReplicaState.CANCELLED]
+        assert list(executor.logs(run.handle, 0, follow=True)) == ["rank 0"]
+        assert Counter(job.labels["atoll-rank"] for job in hub.jobs.values()) == Counter({"0": 1, "1": 1})
+        assert_each_rank_once(bench, run.id, 2)
+    assert set(hub.calls) == OPERATIONS
+    assert hub.unimplemented == []
+
+
+def test_a_cancel_is_quiet_while_a_list_shows_that_an_ended_job_runs(bench, hub):
+    with launched(bench, "echo", 1) as run:
+        let_go(bench, run)
+        hub.old_stages[next(iter(hub.jobs))] = "RUNNING"
+        bench.executor().cancel(run.handle)
+        assert hub.calls["cancel"] == 1
+        hub.old_stages.clear()
+        assert bench.executor().status(run.handle).state is ReplicaState.SUCCEEDED
+
+
+@pytest.mark.parametrize("answer", [{"error": "later"}, [None], [{"id": "1", "owner": None}]])
+def test_a_list_that_is_none_is_an_error_of_the_service(hub, executor, monkeypatch, answer):
+    monkeypatch.setattr(hub, "list", lambda *_: (answer, None))
+    with pytest.raises(BackendUnavailable) as caught:
+        executor(patience_s=0.3).status(RunHandle("hf_jobs", "tester", "some-run", 1))
+    assert (caught.value.executor, caught.value.retryable) == ("hf_jobs", True)

@@ -1,0 +1,32 @@
+"""What only the facade of Hugging Face Jobs does; `test_protocol.py` has what all facades share."""
+
+from __future__ import annotations
+
+import inspect
+
+from atoll.executors.hf_jobs.executor import HubJobsExecutor
+from atoll.serverless import HFJobsExecutor
+from services.hf_jobs.bench import HASTE, SETTINGS
+
+
+def test_the_constructor_has_these_arguments():
+    parameters = inspect.signature(HFJobsExecutor.__init__).parameters
+    wanted = {
+        "image": inspect.Parameter.empty,
+        "namespace": None,
+        "flavor": None,
+        "secrets": (),
+        "token": None,
+        "run_id": None,
+        "store": None,
+        "idempotency_key": None,
+        "client": None,
+    }
+    assert {name: p.default for name, p in parameters.items() if name != "self"} == wanted
+    assert not HFJobsExecutor.supports_inter_replica_network
+
+
+def test_a_facade_over_an_executor_has_its_settings(hub):
+    facade = HFJobsExecutor.over(HubJobsExecutor(**{**SETTINGS, **HASTE}, labels={"team": "a"}), store="s3://b/x")
+    assert (facade.image, facade.namespace, facade.labels) == ("team/train:1", "tester", {"team": "a"})
+    assert facade.store == "s3://b/x"
