@@ -13,7 +13,17 @@ from hypothesis import settings
 from atoll.context import RESERVED
 from atoll.replica import processes
 
-pytest_plugins = ["pytester", "skips", "tiers", "services.stores", "services.sagemaker.fixtures"]
+pytest_plugins = [
+    "pytester",
+    "skips",
+    "tiers",
+    "services.stores",
+    "services.sagemaker.fixtures",
+    "services.modal.fixtures",
+    "services.kubernetes.fixtures",
+    "services.hf_jobs.fixtures",
+    "services.ssh.fixtures",
+]
 # The same examples in every run, and no deadline: machines are noisy. `--hypothesis-profile=explore` looks for more.
 settings.register_profile("atoll", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)

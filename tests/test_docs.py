@@ -21,6 +21,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 OWN_TESTS = {
     "docs/adding-an-executor.md": "tests/contract/test_adding_an_executor.py",
     "docs/adding-a-store.md": "tests/contract/test_adding_a_store.py",
+    "docs/replica-protocol.md": "tests/serverless/test_protocol_docs.py",
     "docs/training.md": "tests/numerics/test_training_docs.py",
     "docs/configuration.md": "tests/cli/test_docs_pages.py",
 }

@@ -106,7 +106,7 @@ def test_the_list_of_skips_says_why(nested: pytest.Pytester) -> None:
 
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from services.stores import running\n"
+        "import os, sys, time; from pathlib import Path; from services.programs import running\n"
         "with running(['sh', '-c', 'echo up; exec sleep 600'], log=Path(sys.argv[1])) as server:\n"
         "    while Path(sys.argv[1]).read_text() != 'up\\n': time.sleep(0.01)\n"
         "    print(server.pid, flush=True); time.sleep(600)\n"

@@ -25,11 +25,20 @@ TIERS = {
 OF_FIXTURE = {
     "azurite": ["process", "server"],
     "cli": ["process"],
+    "cluster": ["process", "server"],
+    "coscheduling_cluster": ["process", "server", "coscheduling"],
     "finished": ["process"],
     "gcs": ["server"],
+    "mcad_cluster": ["process", "server", "controllers"],
     "nursery": ["process", "server"],
+    "queue_cluster": ["process", "server", "controllers"],
     "rclone": ["process", "server"],
     "seaweed": ["process", "server"],
+    "shared_cluster": ["process", "server"],
+    "shared_hosts": ["process", "server"],
+    "shared_hub": ["process", "server"],
+    "shared_queue_cluster": ["process", "server", "controllers"],
+    "shared_modal_peer": ["process", "server"],
     "shared_peer": ["process", "server"],
 }
 OF_CLAUSE = {

@@ -31,7 +31,16 @@ class Row(NamedTuple):
 EXECUTORS: dict[str, Row] = {
     "local": Row("atoll.executors.local.executor:LocalExecutor"),
     "sagemaker": Row("atoll.executors.sagemaker.executor:SageMakerTrainingExecutor", "sagemaker"),
+    "kubernetes": Row("atoll.executors.kubernetes.executor:KubernetesExecutor", "kubernetes"),
+    "appwrapper": Row("atoll.executors.appwrapper.executor:AppWrapperExecutor", "kubernetes"),
+    "hf_jobs": Row("atoll.executors.hf_jobs.executor:HubJobsExecutor", "hf"),
+    "modal": Row("atoll.executors.modal.executor:ModalExecutor", "modal"),
+    "join": Row("atoll.executors.join.executor:JoinExecutor"),
+    "ssh": Row("atoll.executors.ssh.executor:SshExecutor"),
+    "several": Row("atoll.executors.several.executor:SeveralExecutor"),
 }
+ALIASES = {"eks": "kubernetes", "mcad": "appwrapper"}
+"""Other names of executors."""
 STORES: dict[str, Row] = {
     "memory": Row("atoll.stores.memory:MemoryStore"),
     "file": Row("atoll.stores.file.store:FileStore"),
@@ -51,13 +60,18 @@ _NEARLY = re.compile(rf"({'|'.join(STORES)})(?::(?!//)/?|//)(?=[^/])(.+)", re.S)
 
 def executor(name: str, /, **settings: Any) -> Executor:
     """The executor `name`, created with `settings`; an unknown name or a wrong setting is an error."""
-    plain = name.replace("-", "_")
+    plain = plain_name(name)
     adapter = load("executor", plain)
     checked = check_settings(plain, settings, adapter, getattr(adapter, "settings_class", None))
     try:
         return adapter(**checked)  # type: ignore[no-any-return]
     except TypeError as exc:  # a setting without an annotation
         raise ConfigError(f"settings of executor `{name}`: {exc}", hint=settings_hint(plain)) from exc
+
+
+def plain_name(name: str) -> str:
+    """The name of an executor, for a name as a user writes it: `eks`, `hf-jobs`."""
+    return ALIASES.get(name, name).replace("-", "_")
 
 
 def open_store(uri: str | os.PathLike[str], **options: Any) -> Store:

@@ -6,8 +6,9 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 from atoll.context import GRACE, RunContext
@@ -137,9 +138,9 @@ class Remembers(ScriptedExecutor):
         self.runs.add(handle.native_id)
         return handle
 
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         if handle.native_id in self.runs:
-            super().cancel(handle)
+            super().cancel(handle, ranks)
 
 
 # E5 E6
@@ -171,10 +172,10 @@ class TakesAKillForACancel(ScriptedExecutor):
 
 
 class NeedsItToRun(ScriptedExecutor):
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         if self.status(handle).state is ReplicaState.PENDING:
             raise BackendError("the job has not started")
-        super().cancel(handle)
+        super().cancel(handle, ranks)
 
 
 class AsksAndLeaves(ScriptedExecutor):
@@ -188,10 +189,10 @@ class KillsWithoutGrace(Rebuilding):
 
 
 class CannotCancelTwice(ScriptedExecutor):
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         if self.status(handle).is_terminal:
             raise BackendError("the job is over and cannot be cancelled")
-        super().cancel(handle)
+        super().cancel(handle, ranks)
 
 
 # E8
@@ -200,8 +201,8 @@ class CannotCancelTwice(ScriptedExecutor):
 class CancelsWhatIsOver(ScriptedExecutor):
     cancelled: ClassVar[set[str]] = set()
 
-    def cancel(self, handle: RunHandle) -> None:
-        super().cancel(handle)
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        super().cancel(handle, ranks)
         self.cancelled.add(handle.native_id)
 
     def status(self, handle: RunHandle) -> RunStatus:
@@ -226,7 +227,7 @@ class LabelsByFirstWord(Rebuilding):
     def body(self, body: dict[str, Any]) -> dict[str, Any]:
         return {**body, "name": f"{body['name'][:40]}-{abs(hash(str(body['environment']))) % 10**8}"}
 
-    def _names(self, handle: RunHandle) -> list[str]:
+    def _names(self, handle: RunHandle, ranks: Iterable[int] | None = None) -> list[str]:
         return [job["name"] for job in self._jobs(handle)]
 
 
@@ -334,9 +335,9 @@ class LosesTheCause(ScriptedExecutor):
 
 
 class SwallowsRefusals(ScriptedExecutor):
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         try:
-            super().cancel(handle)
+            super().cancel(handle, ranks)
         except BackendError:
             pass
 
@@ -412,7 +413,7 @@ class AdoptsTheFirstForAll(ScriptedExecutor):
         return super().start(plan)
 
 
-# E20 to E27
+# E20 to E28
 
 
 class AsksTheStoreFirst(ScriptedExecutor):
@@ -425,10 +426,10 @@ class AsksTheStoreFirst(ScriptedExecutor):
         self.records[plan.request["label"]] = store, plan.run_id
         return super().start(plan)
 
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         store, run_id = self.records[handle.native_id]
         assert bytes(open_store(store).get(RunKeys(run_id).run()))
-        super().cancel(handle)
+        super().cancel(handle, ranks)
 
 
 class TrustsTheLastAnswer(ScriptedExecutor):
@@ -445,15 +446,15 @@ class TrustsTheLastAnswer(ScriptedExecutor):
 
 
 class NamesTheFirst(ScriptedExecutor):
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         try:
-            super().cancel(handle)
+            super().cancel(handle, ranks)
         except StopFailed as exc:
             raise StopFailed("run", dict([*exc.refusals.items()][:1])) from exc
 
 
 class StopsWhatIsListed(ScriptedExecutor):
-    def _names(self, handle: RunHandle) -> list[str]:
+    def _names(self, handle: RunHandle, ranks: Iterable[int] | None = None) -> list[str]:
         return [job["name"] for job in self._jobs(handle)]
 
 
@@ -480,9 +481,9 @@ class FinishesTheLaunchFirst(ScriptedExecutor):
         self.plans[plan.request["label"]] = plan
         return super().start(plan)
 
-    def cancel(self, handle: RunHandle) -> None:
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         super().start(self.plans[handle.native_id])
-        super().cancel(handle)
+        super().cancel(handle, ranks)
 
 
 class NumbersNoLaunch(Rebuilding):
@@ -502,6 +503,99 @@ class BelievesTheList(ScriptedExecutor):
     def status(self, handle: RunHandle) -> RunStatus:
         found = {task["rank"]: (job, task) for job in self._jobs(handle) for task in job["tasks"]}
         return RunStatus(tuple(replica_status(rank, found.get(rank)) for rank in range(handle.replicas)))
+
+
+class StopsAllRanks(ScriptedExecutor):
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        super().cancel(handle)
+
+
+class StopsNoSingleRank(ScriptedExecutor):
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        if ranks is None:
+            super().cancel(handle)
+
+
+class StopsOneOfAGroup(ScriptedExecutor):
+    """Says that it can only stop all replicas together, and then stops one."""
+
+    capabilities = replace(ScriptedExecutor.capabilities, cancels_together=True)
+
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        for name in self._names(handle, ranks):
+            self._stop(name)
+
+
+class LeavesOutUnknownRanks(ScriptedExecutor):
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        if known := [rank for rank in ranks or () if 0 <= rank < handle.replicas]:
+            super().cancel(handle, known)
+
+
+class NamesEveryRank(ScriptedExecutor):
+    def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
+        try:
+            super().cancel(handle, ranks)
+        except StopFailed as exc:
+            raise StopFailed("run", dict.fromkeys(self._names(handle), "refused")) from exc
+
+
+# E29
+
+
+class Watches(ScriptedExecutor):
+    """Watches a run by reading its status; the methods of its watch can be broken one by one."""
+
+    def watch(self, handle: RunHandle) -> Watches:
+        self._watched, self._is_over = handle, Event()
+        self._first = super().status(handle)
+        return self
+
+    def __enter__(self) -> Watches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+
+    def status(self, handle: RunHandle | None = None) -> RunStatus:
+        return super().status(handle or self._watched)
+
+    def wait(self, seconds: float) -> None:
+        self._is_over.wait(min(seconds, 0.1))
+
+
+class SleepsThroughTheEnd(Watches):
+    def wait(self, seconds: float) -> None:
+        self._is_over.wait(seconds)
+
+
+class ShowsTheFirstStatus(Watches):
+    def status(self, handle: RunHandle | None = None) -> RunStatus:
+        return super().status(handle) if handle is not None else self._first
+
+
+class LeavesAThread(Watches):
+    def __exit__(self, *_: object) -> None:
+        Thread(target=Event().wait, args=(5.0,), daemon=True).start()
+        super().__exit__()
+
+
+# E30
+
+
+class StartsPartsAtRankZero(ScriptedExecutor):
+    def plan(self, context: RunContext, placement: Placement) -> Plan:
+        return super().plan(replace(context, first_rank=0), placement)
+
+
+class CountsRanksSoFar(ScriptedExecutor):
+    def plan(self, context: RunContext, placement: Placement) -> Plan:
+        return super().plan(replace(context, world_size=context.first_rank + placement.replicas), placement)
+
+
+class NumbersNoPart(Rebuilding):
+    def label(self, context: RunContext) -> str:
+        return native_name(context.run_id, context.store_uri, reserve=6)
 
 
 def _each(status: RunStatus, where: ReplicaState, **change: Any) -> RunStatus:

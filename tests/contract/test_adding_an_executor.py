@@ -92,9 +92,9 @@ def test_an_entry_point_is_enough(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import json, sys, atoll.registry, atoll.runs.run
+import json, sys, atoll.registry, atoll.runs.prepare
 early = "slurm" in atoll.registry.known("executor") and "my_package.slurm" in sys.modules
-run = atoll.runs.run.launch("atoll.testing.contract_jobs:echo", on="slurm", replicas=2, store=sys.argv[1],
+run = atoll.runs.prepare.launch("atoll.testing.contract_jobs:echo", on="slurm", replicas=2, store=sys.argv[1],
                        settings={"endpoint": sys.argv[2]})
 run.wait(60)
 values = [value["rank"] for value in run.result().raise_for_failures().values]

@@ -71,7 +71,10 @@ def test_every_extra_of_the_registry_exists(kind: str, name: str, row: Row) -> N
 def test_an_adapter_without_a_contract_class_is_found_out() -> None:
     assert keepers("executor", "atoll.executors.nobody:NobodyExecutor") == []
     assert keepers("store", "atoll.executors.local.executor:LocalExecutor") == [], "the wrong kind of contract"
-    assert keepers("executor", "atoll.testing.scripted.executor:ScriptedExecutor") == [
-        "TestScripted",
-        "TestScriptedGroup",
-    ]
+    assert keepers("executor", "atoll.testing.scripted.executor:ScriptedExecutor") == ["TestScripted"]
+
+
+def test_the_extra_serverless_has_the_sdk_of_every_executor() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    needed = {f"atoll[{row.extra}]" for row in EXECUTORS.values() if row.extra}
+    assert set(extras["serverless"]) == needed

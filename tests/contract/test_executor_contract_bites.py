@@ -105,7 +105,7 @@ BITES = [
     Bite("test_e10_what_could_not_be_stopped_is_named", broken.SwallowsRefusals, "nothing is left running"),
     Bite("test_e11_arguments_arrive_unchanged", broken.CutsLongArguments, "arrived changed: .*big"),
     Bite("test_e12_a_replica_past_its_limit_fails_with_timeout", broken.TakesATimeoutForACancel, "CANCELLED"),
-    Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "still running", patience_s=3.0),
+    Bite("test_e12_nor_does_it_help_not_to_listen", broken.HasNoLimit, "not over after", patience_s=3.0),
     Bite("test_e13_logs_are_exactly_the_lines_of_the_rank", broken.KeepsLineEnds, r"\\n"),
     Bite("test_e13_logs_are_exactly_the_lines_of_the_rank", broken.IgnoresTheTail, "first line of 0"),
     Bite("test_e13_follow_yields_lines_while_the_replica_runs", broken.FollowsNothing, "StopIteration|three"),
@@ -197,6 +197,38 @@ BITES = [
     ),
     Bite("test_e26_a_refusal_to_stop_names_every_replica", broken.NamesTheFirst, "run, and the error says"),
     Bite("test_e27_a_replica_that_one_list_lacks_is_not_lost", broken.BelievesTheList, "one list lacks rank 0"),
+    Bite("test_e28_cancel_of_one_rank_stops_it_alone_or_is_refused", broken.StopsAllRanks, "the other ranks are"),
+    Bite("test_e28_cancel_of_one_rank_stops_it_alone_or_is_refused", broken.StopsNoSingleRank, "rank 1 is running"),
+    Bite("test_e28_cancel_of_one_rank_stops_it_alone_or_is_refused", broken.StopsOneOfAGroup, "was not refused"),
+    Bite(
+        "test_e28_cancel_of_a_rank_is_quiet_before_its_start_and_after_its_end",
+        broken.CannotCancelTwice,
+        "cannot be cancelled",
+    ),
+    Bite(
+        "test_e28_ranks_that_the_run_does_not_have_are_refused",
+        broken.LeavesOutUnknownRanks,
+        r"ranks \[\] was not refused",
+    ),
+    Bite("test_e28_a_refusal_to_stop_names_only_these_ranks", broken.NamesEveryRank, "one job was not stopped"),
+    Bite(
+        "test_e28_the_others_of_a_strict_run_end_and_name_the_cancelled_rank",
+        broken.StopsAllRanks,
+        "ended \\['cancelled', 'cancelled', 'cancelled'\\]",
+    ),
+    *(
+        Bite("test_e29_a_watch_shows_every_change_and_leaves_nothing", adapter, why, patience_s=patience_s)
+        for adapter, why, patience_s in (
+            (broken.SleepsThroughTheEnd, "goes on waiting", 5.0),
+            (broken.ShowsTheFirstStatus, "still shows", 5.0),
+            (broken.LeavesAThread, "the watch left", 30.0),
+        )
+    ),
+    Bite(
+        "test_e30_a_part_has_the_ranks_and_the_size_of_the_run", broken.StartsPartsAtRankZero, "replicas have the ranks"
+    ),
+    Bite("test_e30_a_part_has_the_ranks_and_the_size_of_the_run", broken.CountsRanksSoFar, "WORLD_SIZE=4"),
+    Bite("test_e30_two_parts_on_one_backend_are_stopped_apart", broken.NumbersNoPart, "another request"),
 ]
 
 
@@ -250,7 +282,7 @@ def test_every_clause_is_bitten() -> None:
 
 def test_every_broken_adapter_is_used() -> None:
     made = {value for name, value in vars(broken).items() if getattr(value, "__module__", "") == broken.__name__}
-    adapters = {value for value in made if isinstance(value, type)} - {broken.Rebuilding}
+    adapters = {value for value in made if isinstance(value, type)} - {broken.Rebuilding, broken.Watches}
     assert adapters == {bite.adapter for bite in BITES}
 
 

@@ -33,7 +33,7 @@ class TestScripted(ExecutorContract):
 
 
 class TestScriptedGroup(ExecutorContract):
-    adapter = "atoll.testing.scripted.executor:ScriptedExecutor"
+    adapter = "atoll.testing.scripted.executor:ScriptedGroupExecutor"
     most_steps = 6
     most_interrupts = 3
 
