@@ -52,6 +52,8 @@ class Reason(StrEnum):
     LOST = "lost"
     BACKEND = "backend"
     """The service itself failed."""
+    NO_ANSWER = "no_answer"
+    """The service of this part of the run does not answer; the state is what the store shows."""
 
 
 ON_REQUEST = "cancelled on request"

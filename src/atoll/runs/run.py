@@ -407,21 +407,39 @@ class Run:
 
     def _ended_in_store(self) -> bool:
         """Whether every rank has written an outcome that no restart follows."""
-        placement = self.spec.placement
         outcomes = self._stored.outcomes()
-        return len(outcomes) == placement.replicas and all(
-            each.state is ReplicaState.SUCCEEDED
-            or (each.attempt >= placement.max_restarts and each.reason is not Reason.PREEMPTED)
-            for each in outcomes.values()
-        )
+        return len(outcomes) == self.spec.placement.replicas and all(map(self._is_final, outcomes.values()))
+
+    def _is_final(self, outcome: ReplicaOutcome) -> bool:
+        """Whether no restart follows this outcome."""
+        if outcome.state is ReplicaState.SUCCEEDED:
+            return True
+        return outcome.attempt >= self.spec.placement.max_restarts and outcome.reason is not Reason.PREEMPTED
 
     def _joined(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome] | None) -> RunStatus:
         """The backend's status, corrected by the outcomes, if they were read, and by the records of cancellations."""
-        status = backend if outcomes is None else self._join(backend, outcomes)
+        status = backend if outcomes is None else self._join(self._with_stored_rows(backend, outcomes), outcomes)
         if not any(r.state in (ReplicaState.FAILED, ReplicaState.LOST) for r in status.replicas):
             return status
         cancels = journal.read_rank_cancels(self.store, self.id, launch=self.launch)
         return with_cancelled_ranks(status, {rank: each.why for rank, each in cancels.items() if not each.was_over})
+
+    def _with_stored_rows(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
+        """The status with what the store knows about ranks whose service does not answer."""
+        if not any(replica.reason is Reason.NO_ANSWER for replica in backend.replicas):
+            return backend
+        beats = self._stored.beats(len(backend.replicas))
+
+        def completed(replica: ReplicaStatus) -> ReplicaStatus:
+            if replica.reason is not Reason.NO_ANSWER:
+                return replica
+            if (outcome := outcomes.get(replica.rank)) is not None and self._is_final(outcome):
+                return replace(replica, state=ReplicaState.LOST, reason=Reason.LOST)  # `join` reads its outcome
+            if (beat := beats.get(replica.rank)) is not None and beat.progress.beat_at is not None:
+                return replace(replica, state=ReplicaState.RUNNING, attempt=beat.attempt)
+            return replica
+
+        return backend.with_replicas(map(completed, backend.replicas))
 
     def _join(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
         may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
@@ -477,8 +495,11 @@ def could_restart(spec: RunSpec, executor: Executor) -> bool:
 
 
 def _needs_store(status: RunStatus) -> bool:
-    """While a run is running, the backend's status is enough; ends and lost ranks need the outcomes in the store."""
-    return status.is_terminal or any(r.state is ReplicaState.LOST for r in status.replicas)
+    """While a run is running, the backend's status is enough. Ends, lost ranks and ranks whose service does not answer
+    need the outcomes in the store."""
+    return status.is_terminal or any(
+        r.state is ReplicaState.LOST or r.reason is Reason.NO_ANSWER for r in status.replicas
+    )
 
 
 def _ended(status: RunStatus) -> str:

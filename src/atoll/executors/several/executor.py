@@ -51,6 +51,7 @@ from atoll.executors.several.parts import (
     part_handles,
     part_plans,
     title,
+    unanswered,
 )
 from atoll.executors.undo import has_created_nothing, submit_or_stop
 from atoll.handle import RunHandle
@@ -196,22 +197,26 @@ class SeveralExecutor:
         return found
 
     def status(self, handle: RunHandle) -> RunStatus:
-        """Of each part whose backend answers; of the others what the store has, where replicas report all to it.
+        """Of each part whose backend answers. Of the others what the store has, where replicas report all to it;
+        elsewhere PENDING with the reason NO_ANSWER, which `Run.status` completes from the store.
 
-        Raises if no backend answers, or if a part without an answer does not report to the store.
+        Raises if no backend answers.
         """
         parts = self.parts_of(handle)
         answers = map_in_background(_status_or_error, parts, most=_AT_ONCE)
-        errors = [answer for answer in answers if isinstance(answer, BackendError)]
-        if errors and len(errors) == len(parts):
-            raise errors[0]
+        _raise_if_none_answers(answers)
         return _joined(parts, answers)
 
     def stored_status(self, handle: RunHandle, problem: str) -> RunStatus:
-        """Every rank as the store knows it. Parts that do not report all to the store are asked, which may raise."""
+        """Every rank as the store knows it. Parts that do not report all to the store are asked.
+
+        Raises if there are only such parts and none answers.
+        """
         parts = self.parts_of(handle)
         missing = BackendError(problem, executor=self.name, operation="status")
         answers = [missing if isinstance(each.executor, StoreReader) else _status_or_error(each) for each in parts]
+        if not any(isinstance(each.executor, StoreReader) for each in parts):
+            _raise_if_none_answers(answers)
         return _joined(parts, answers)
 
     def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
@@ -298,17 +303,24 @@ def _status_or_error(part: PartHandle) -> RunStatus | BackendError:
         return exc
 
 
+def _raise_if_none_answers(answers: Sequence[RunStatus | BackendError]) -> None:
+    errors = [answer for answer in answers if isinstance(answer, BackendError)]
+    if errors and len(errors) == len(answers):
+        raise errors[0]
+
+
 def _joined(parts: Sequence[PartHandle], answers: Sequence[RunStatus | BackendError]) -> RunStatus:
-    """The status of a run; the store is read for the parts that have an error. Raises that if the store cannot be."""
-    found: list[tuple[str, RunStatus]] = []
-    for part, answer in zip(parts, answers, strict=True):
-        status = answer
-        if isinstance(status, BackendError):
-            if not isinstance(part.executor, StoreReader):
-                raise status
-            status = part.executor.stored_status(part.handle, status.message)
-        found.append((part.executor.name, status))
-    return joined_status(found)
+    """The status of a run; the store is read for the parts that have an error, if their executor can read it."""
+    statuses = map(_without_error, parts, answers)
+    return joined_status((part.executor.name, status) for part, status in zip(parts, statuses, strict=True))
+
+
+def _without_error(part: PartHandle, answer: RunStatus | BackendError) -> RunStatus:
+    if not isinstance(answer, BackendError):
+        return answer
+    if isinstance(part.executor, StoreReader):
+        return part.executor.stored_status(part.handle, answer.message)
+    return unanswered(part.handle, answer.message)
 
 
 def _refusals(part: PartHandle, ranks: Sequence[int]) -> dict[str, str]:

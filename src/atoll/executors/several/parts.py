@@ -14,7 +14,7 @@ from atoll.errors import ConfigError
 from atoll.executors.base import Capabilities, Plan
 from atoll.handle import RunHandle
 from atoll.result import ranks_text
-from atoll.status import RunStatus
+from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
 
 EXECUTOR = "several"
 ANY = Capabilities(code=frozenset({"in_place", "bundle", "image"}))
@@ -59,6 +59,12 @@ def joined_status(statuses: Iterable[tuple[str, RunStatus]]) -> RunStatus:
     """The status of a run from those of its parts, each with the name of its backend."""
     rows = [replace(row, backend=name) for name, status in statuses for row in status.replicas]
     return RunStatus(tuple(replace(row, rank=rank) for rank, row in enumerate(rows)))
+
+
+def unanswered(handle: RunHandle, problem: str) -> RunStatus:
+    """The status of a part whose service does not answer."""
+    row = ReplicaStatus(0, ReplicaState.PENDING, Reason.NO_ANSWER, problem, progress=Progress(problem=problem))
+    return RunStatus(tuple(replace(row, rank=rank) for rank in range(handle.replicas)))
 
 
 def common(capabilities: Sequence[Capabilities]) -> Capabilities:

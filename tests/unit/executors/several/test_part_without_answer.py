@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,11 @@ from atoll.executors.base import Capabilities, Plan, StoreReader
 from atoll.executors.several.executor import SeveralExecutor
 from atoll.executors.several.parts import joined_handle
 from atoll.handle import RunHandle
-from atoll.spec import Placement
+from atoll.keys import RunKeys
+from atoll.registry import open_store
+from atoll.result import ReplicaOutcome
+from atoll.runs.run import Run
+from atoll.spec import Part, Placement, RunSpec, Task
 from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
 
 DOWN = BackendUnavailable("nobody answers", executor="place")
@@ -78,10 +83,16 @@ def test_the_store_answers_for_a_part_whose_backend_does_not() -> None:
     assert [row.progress and row.progress.problem for row in rows[2:]] == ["nobody answers"] * 2
 
 
-def test_a_part_that_does_not_report_to_the_store_has_no_status_without_its_backend() -> None:
-    executor, handle = several(Place("one", DOWN), Reporting("two"))
-    with pytest.raises(BackendUnavailable, match="nobody answers"):
-        executor.status(handle)
+def test_a_part_that_does_not_report_to_the_store_does_not_hide_the_others() -> None:
+    executor, handle = several(Place("one", DOWN), Place("two"))
+    rows = executor.status(handle).replicas
+    assert [(row.rank, row.backend, row.state, row.reason) for row in rows] == [
+        (0, "one", ReplicaState.PENDING, Reason.NO_ANSWER),
+        (1, "one", ReplicaState.PENDING, Reason.NO_ANSWER),
+        (2, "two", ReplicaState.SUCCEEDED, Reason.OK),
+        (3, "two", ReplicaState.SUCCEEDED, Reason.OK),
+    ]
+    assert [row.progress.problem for row in rows] == ["nobody answers"] * 2 + [""] * 2
 
 
 def test_without_any_answer_the_caller_decides_whether_the_store_is_enough() -> None:
@@ -102,8 +113,35 @@ def test_parts_that_do_not_report_to_the_store_are_asked_also_then() -> None:
     executor, handle = several(Place("one"), Reporting("two", DOWN))
     assert [row.message for row in executor.stored_status(handle, "why").replicas] == ["", "", "why", "why"]
     executor, handle = several(Place("one", DOWN), Reporting("two", DOWN))
+    assert [row.message for row in executor.stored_status(handle, "why").replicas] == ["nobody answers"] * 2 + [
+        "why"
+    ] * 2
+    executor, handle = several(Place("one", DOWN), Place("two", DOWN))
     with pytest.raises(BackendUnavailable, match="nobody answers"):
         executor.stored_status(handle, "why")
+
+
+def test_the_status_of_a_run_has_what_the_store_knows_about_a_part_without_answer() -> None:
+    """Rank 0 has succeeded, rank 1 runs, rank 2 has failed and may be restarted, rank 3 has not started."""
+    places = Place("one", DOWN), Place("two", DOWN), Place("three")
+    executor, handle = several(*places)
+    placement = Placement(replicas=6, max_restarts=1, parts=tuple(Part(place.name, 2) for place in places))
+    store, keys = open_store("memory://part-without-answer"), RunKeys("exp")
+    beat = {"round_no": 3, "metrics": {}, "last_line": "", "beat_at": 5.0, "attempt": 1}
+    store.put(keys.beat(1), json.dumps(beat).encode())
+    for rank, state in ((0, ReplicaState.SUCCEEDED), (2, ReplicaState.FAILED)):
+        each = ReplicaOutcome(rank, 0, state, Reason.OK)
+        store.put(keys.outcome(each.rank, each.attempt), json.dumps(each.to_json()).encode())
+    run = Run(RunSpec("exp", Task("train:main"), placement), executor, store, handle)
+    for progress in (True, False):
+        rows = run.status(progress=progress).replicas
+        assert [(row.state, row.reason, row.attempt) for row in rows[:4]] == [
+            (ReplicaState.SUCCEEDED, Reason.OK, 0),
+            (ReplicaState.RUNNING, Reason.NO_ANSWER, 1),
+            (ReplicaState.PENDING, Reason.NO_ANSWER, 0),
+            (ReplicaState.PENDING, Reason.NO_ANSWER, 0),
+        ]
+        assert {row.progress.problem for row in rows[1:4]} == {"nobody answers"}
 
 
 @pytest.mark.parametrize("error", [DOWN, ConfigError("the store cannot be opened here")])
