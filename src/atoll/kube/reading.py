@@ -176,18 +176,29 @@ def queue_left_s(
 ) -> float:
     """How much longer the replica that waits longest may wait; below 0 if it has waited for too long.
 
-    A rank waits from when its newest pod was created, or the Job if it has no pod.
+    A rank waits from when its newest pod was created. Without a pod it waits from when the Job was created, or was last
+    suspended or started: the ranks of a suspended Job may have run before. What Kueue has evicted has no limit.
     """
-    began = job["metadata"].get("creationTimestamp")
+    began = _waits_since(job)
     newest = newest_pods(pods, len(status.replicas))
     left = [limit_s]
     for row in status.replicas:
-        is_waiting = row.state is ReplicaState.PENDING and row.reason not in _HAS_RUN
         pod = newest.get(row.rank)
-        since = seconds(began if pod is None else pod["metadata"].get("creationTimestamp"))
+        has_run = row.reason in _HAS_RUN or (pod is None and row.attempt > 0)
+        is_waiting = row.state is ReplicaState.PENDING and not has_run
+        since = began if pod is None else seconds(pod["metadata"].get("creationTimestamp"))
         if is_waiting and since is not None:
             left.append(limit_s - (now - since))
     return min(left)
+
+
+def _waits_since(job: Mapping[str, Any]) -> float | None:
+    """From when on ranks without a pod wait. Kubernetes clears the start time of a Job that is suspended."""
+    status = job.get("status") or {}
+    suspended = condition(status, "Suspended")
+    moments = [(job.get("metadata") or {}).get("creationTimestamp"), status.get("startTime")]
+    moments += [suspended.get("lastTransitionTime")] if _is_true(suspended) else []
+    return max(filter(None, map(seconds, moments)), default=None)
 
 
 def lost_nodes(pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:

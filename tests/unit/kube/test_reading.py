@@ -8,6 +8,7 @@ import pytest
 
 from atoll.journal import version_problem
 from atoll.kube import bootstrap
+from atoll.kube.kueue import queue_state
 from atoll.kube.pod_state import needs_log, seconds
 from atoll.kube.reading import indexes, lost_nodes, queue_left_s, queue_limit_s, run_status
 from atoll.status import Reason, ReplicaState
@@ -476,6 +477,33 @@ def test_ranks_that_wait_for_too_long_are_found():
     assert queue_left_s(given, run_status(given, pods, replicas=1), pods, start + 1e6, 60.0) == 60.0
     again = [pod(0, "Failed", ended(1))]
     assert queue_left_s(given, run_status(job(restarts=1), again, replicas=1), again, start + 1e6, 60.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [("ClusterQueue q is inactive", Reason.CONFIG), ("insufficient unused quota for cpu in flavor f, 1 more needed",
+     Reason.PREEMPTED)],
+)  # fmt: skip
+def test_a_run_that_kueue_has_stopped_may_wait_for_as_long_as_it_takes(message, reason):
+    conditions = [
+        condition("QuotaReserved", "Pending", message, "False"),
+        condition("Evicted", "ClusterQueueStopped", "The ClusterQueue is stopped"),
+    ]
+    stats = {"evictions": [{"reason": "ClusterQueueStopped", "count": 1}]}
+    workload = {"spec": {}, "status": {"conditions": conditions, "schedulingStats": stats}}
+    given, late = job(spec={"suspend": True}), seconds(START) + 1e6
+    status = run_status(given, [], replicas=3, queue=queue_state(workload, queue="q"))
+    assert {row.reason for row in status.replicas} == {reason}
+    assert queue_left_s(given, status, [], late, 60.0) == 60.0
+
+
+def test_ranks_without_a_pod_wait_from_when_the_job_was_last_suspended_or_started():
+    hour = "2026-08-01T13:00:00Z"
+    suspended = {**condition("Suspended", "JobSuspended"), "lastTransitionTime": hour}
+    resumed = {**condition("Suspended", "JobResumed", status="False"), "lastTransitionTime": END}
+    for given in (job(suspended, spec={"suspend": True}), job(resumed, startTime=hour)):
+        status = run_status(given, [], replicas=3)
+        assert queue_left_s(given, status, [], seconds(hour) + 10, 60.0) == 50.0
 
 
 def test_pods_of_other_indexes_are_left_out():
