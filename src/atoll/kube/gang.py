@@ -133,6 +133,18 @@ def gang_problems(
         )
 
 
+def mark_problems(parts: GangParts, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Iterator[str]:
+    """Labels and annotations of the user that the gang would replace; `gang_problems` looks at the priority."""
+    ours = {
+        "labels": (labels, {**parts.job_labels, **parts.pod_labels}),
+        "annotations": (annotations, {**parts.job_annotations, **parts.pod_annotations}),
+    }
+    for setting, (given, set_by_gang) in ours.items():
+        for key, value in set_by_gang.items():
+            if key != KUEUE_PRIORITY and given.get(key, value) != value:
+                yield f"{setting}.{key}=`{given[key]}`: `gang` sets it to `{value}`; leave one of them out"
+
+
 def gang_notes(gang: Gang, replicas: int) -> Iterator[str]:
     """What the user gets, in plain words."""
     if replicas == 1:

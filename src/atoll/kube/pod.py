@@ -95,9 +95,9 @@ def pod_template(
         **gang.pod_spec,
     }
     annotations = {
-        **settings.annotations,
-        **gang.pod_annotations,
         **(gpus.DO_NOT_DISRUPT if settings.do_not_disrupt else {}),
+        **settings.annotations,  # such as a time for which Karpenter does not move a replica
+        **gang.pod_annotations,
     }
     labels = {**settings.labels, **job_labels(context), **gang.pod_labels}
     return {"metadata": {"labels": labels, **({"annotations": annotations} if annotations else {})}, "spec": pod}

@@ -12,7 +12,7 @@ from typing import Any
 from atoll.context import RunContext
 from atoll.executors.base import Capabilities, check, store_problems
 from atoll.kube.bootstrap import Wheel, bootstrap_notes, wheel_config_map, wheel_problems
-from atoll.kube.gang import Gang, gang_notes, gang_parts, gang_problems
+from atoll.kube.gang import Gang, gang_notes, gang_parts, gang_problems, mark_problems
 from atoll.kube.gpus import INSTANCE_TYPE
 from atoll.kube.job import JobSettings, indexed_job, with_token
 from atoll.kube.machines import Machine, fit_notes, machine, machines_with, price_notes, smallest_that_fits
@@ -147,6 +147,7 @@ def _request(
     job = merged(plain, settings.overlay)
     if problems := sorted(overlay_problems(plain, job, our_variables(placement))):
         job = plain
+    problems += mark_problems(parts, settings.labels, settings.annotations)
     extras = [_of_run(each, context, namespace) for each in _extras(parts.objects, settings, name, wheel)]
     rest: dict[str, Any] = {"namespace": namespace, "extras": extras}
     if parts.by_version:

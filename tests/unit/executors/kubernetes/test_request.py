@@ -191,6 +191,19 @@ def test_prices_the_image_and_the_mount_are_used():
     assert refused({"store_is_mounted": True}, store) == set()
 
 
+def test_no_label_or_annotation_of_the_user_is_replaced():
+    own = {"karpenter.sh/do-not-disrupt": "30m"}
+    found = request({"annotations": own})["job"]["spec"]["template"]["metadata"]["annotations"]
+    assert found == {**own, "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    queue, group = "kueue.x-k8s.io/queue-name", "scheduling.x-k8s.io/pod-group"
+    members = "scheduling.volcano.sh/group-min-member"
+    kueue = {"gang": "kueue:team-a", "default_cpus": 1.0}
+    assert refused({**kueue, "labels": {queue: "team-a"}}) == set()
+    assert refused({**kueue, "labels": {queue: "team-b"}}) == {f"labels.{queue}"}
+    assert refused({"gang": "coscheduling:s", "labels": {group: "g"}}) == {f"labels.{group}"}
+    assert refused({"gang": "volcano:q", "annotations": {members: "1"}}, replicas=2) == {f"annotations.{members}"}
+
+
 def test_the_job_is_indexed_and_a_rank_fails_alone():
     spec = request(replicas=4, max_restarts=2)["job"]["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 4, 4)
