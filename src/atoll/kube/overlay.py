@@ -1,8 +1,9 @@
 """Pure: a strategic merge patch on a Job, for what the settings do not model.
 
 It merges as the API server does: tables are merged, null removes a field, and a list of the fields in `_KEYS` is merged
-by the key of its items; any other list replaces the one before. `$patch: replace` and `$patch: delete` work. An overlay
-that would change what Atoll relies on is refused (`overlay_problems`).
+by the key of its items; any other list replaces the one before. `$patch: replace` and `$patch: delete` work; another
+directive is refused (`directive_problems`), and so is an overlay that would change what Atoll relies on
+(`overlay_problems`).
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ _SPEC = (
 _POD = ("restartPolicy", "activeDeadlineSeconds", "terminationGracePeriodSeconds", "schedulerName")
 _REPLICA = ("image", "command", "args", "terminationMessagePath", "terminationMessagePolicy")
 
+_REPLACE = {"$patch": "replace"}
+_DIRECTIVES = (("$patch", "replace"), ("$patch", "delete"))
 _VOLUMES = ("atoll-args", "atoll-wheel")
 """They have the arguments of an own command, and the wheel of the launcher's Atoll."""
 
 
 def merged(base: Any, patch: Any, field: str = "") -> Any:
     """`base` with the patch applied; neither is changed."""
+    if isinstance(patch, Mapping) and patch.get("$patch") == "delete":
+        return {}
     if isinstance(patch, Mapping) and isinstance(base, Mapping) and patch.get("$patch") != "replace":
         result = dict(base)
         for name, value in patch.items():
@@ -63,7 +68,7 @@ def merged(base: Any, patch: Any, field: str = "") -> Any:
 
 def _merged_list(base: list[Any], patch: Sequence[Any], field: str) -> list[Any]:
     key = _KEYS.get(field)
-    items = [item for item in patch if item != {"$patch": "replace"}]
+    items = [item for item in patch if item != _REPLACE]
     if key is None or len(items) < len(patch):
         return [merged(None, item) for item in items]
     result = list(base)
@@ -78,6 +83,25 @@ def _merged_list(base: list[Any], patch: Sequence[Any], field: str) -> list[Any]
         else:
             result[at] = merged(result[at], item)
     return result
+
+
+def directive_problems(patch: Any, path: str = "overlay", field: str = "") -> Iterator[str]:
+    """Directives that have no effect here, and items of a merged list without the key that it is merged by."""
+    if isinstance(patch, Mapping):
+        for name, value in patch.items():
+            if name.startswith("$") and (name, value) not in _DIRECTIVES:
+                yield f"{path}.{name}: no such directive; an overlay can have `$patch` with `replace` or `delete`"
+            elif not name.startswith("$"):
+                yield from directive_problems(value, f"{path}.{name}", name)
+    elif isinstance(patch, list | tuple):
+        key = _KEYS.get(field)
+        for index, item in enumerate(patch):
+            where, is_table = f"{path}[{index}]", isinstance(item, Mapping) and item != _REPLACE
+            if is_table and key is None and "$patch" in item:
+                yield f"{where}.$patch: this list is replaced as a whole; write all its items"
+            if is_table and key is not None and key not in item:
+                yield f"{where}.{key}: missing; the items of this list are merged by it"
+            yield from directive_problems(item, where)
 
 
 def overlay_problems(job: Mapping[str, Any], changed: Mapping[str, Any], variables: Sequence[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from atoll.kube.gpus import INSTANCE_TYPE
 from atoll.kube.job import JobSettings, indexed_job, with_token
 from atoll.kube.machines import Machine, fit_notes, machine, machines_with, price_notes, smallest_that_fits
 from atoll.kube.names import COMMAND, QUEUE_TIMEOUT, TIMEOUT, job_labels, job_name
-from atoll.kube.overlay import merged, overlay_problems
+from atoll.kube.overlay import directive_problems, merged, overlay_problems
 from atoll.kube.pod import (
     ARGS_FILE,
     SECRET_SCHEME,
@@ -145,7 +145,8 @@ def _request(
     )
     plain = indexed_job(context, placement, outer, name=name, namespace=namespace, template=template, gang=parts)
     job = merged(plain, settings.overlay)
-    if problems := sorted(overlay_problems(plain, job, our_variables(placement))):
+    problems = sorted([*directive_problems(settings.overlay), *overlay_problems(plain, job, our_variables(placement))])
+    if problems:
         job = plain
     problems += mark_problems(parts, settings.labels, settings.annotations)
     extras = [_of_run(each, context, namespace) for each in _extras(parts.objects, settings, name, wheel)]

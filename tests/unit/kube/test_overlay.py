@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 
-from atoll.kube.overlay import merged, overlay_problems
+from atoll.kube.overlay import directive_problems, merged, overlay_problems
 
 BASE = {
     "apiVersion": "batch/v1",
@@ -50,6 +50,7 @@ def replica(**patch):
         ({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}}, {"a": 1, "b": {"c": 2, "d": 3}}),
         ({"a": 1, "b": 2}, {"a": None, "z": None}, {"b": 2}),
         ({"a": {"b": 1}}, {"a": {"$patch": "replace", "c": 2}}, {"a": {"c": 2}}),
+        ({"a": {"b": 1}, "c": 2}, {"a": {"$patch": "delete"}}, {"a": {}, "c": 2}),
         ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
         ({"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "A", "value": "2"}, {"name": "B"}]},
          {"env": [{"name": "A", "value": "2"}, {"name": "B"}]}),
@@ -124,6 +125,28 @@ def test_what_an_overlay_may_change(patch):
 def test_what_an_overlay_cannot_change(patch, path):
     problems = list(overlay_problems(BASE, merged(BASE, patch), ["WORLD_SIZE"]))
     assert f"overlay.{path}" in {problem.partition(":")[0] for problem in problems}
+
+
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [
+        (pod({"affinity": {"$patch": "remove"}}), "overlay.spec.template.spec.affinity.$patch"),
+        (pod({"$setElementOrder/containers": []}), "overlay.spec.template.spec.$setElementOrder/containers"),
+        (pod({"tolerations": [{"key": "a", "$patch": "delete"}]}), "overlay.spec.template.spec.tolerations[0].$patch"),
+        (replica(env=[{"value": "1"}]), "overlay.spec.template.spec.containers[0].env[0].name"),
+        (pod({"volumes": [{"$patch": "delete"}]}), "overlay.spec.template.spec.volumes[0].name"),
+    ],
+)
+def test_a_directive_without_an_effect_is_refused(patch, path):
+    assert [problem.partition(":")[0] for problem in directive_problems(patch)] == [path]
+
+
+def test_the_two_directives_are_accepted():
+    lists = [{"$patch": "replace"}, {"name": "A"}]
+    patch = replica(env=lists, resources={"$patch": "replace", "limits": {"x.com/y": "1"}})
+    for each in (patch, pod({"tolerations": [{"$patch": "replace"}, {"key": "a"}], "affinity": {"$patch": "delete"}})):
+        assert list(directive_problems(each)) == []
+    assert list(directive_problems(pod({"volumes": [{"name": "a", "$patch": "delete"}]}))) == []
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
