@@ -7,11 +7,12 @@ Auto Mode and GKE name the GPU, and every cloud names the instance type. No clus
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from atoll.kube.machines import HYPERPOD, machines_with
 from atoll.spec import Gpu
+from atoll.validation import shown
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -67,6 +68,7 @@ _GKE: dict[str, tuple[str, ...]] = {
     "T4": ("nvidia-tesla-t4",),
     "V100": ("nvidia-tesla-v100",),
 }
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _80_GB_MIB = "81920"
 _SPOT = (
     ("karpenter.sh/capacity-type", "spot"),
@@ -129,18 +131,40 @@ def with_terms(affinity: Mapping[str, Any], *alternatives: list[Term]) -> dict[s
     The terms of one affinity are alternatives, so each of the user's terms is combined with each of ours.
     """
     wanted = [terms for terms in alternatives if terms]
-    if not wanted:
+    if not wanted or any(node_affinity_problems(affinity)):
         return dict(affinity)
     node = dict(affinity.get("nodeAffinity") or {})
-    required = dict(node.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+    required = dict(node.get(_REQUIRED) or {})
     combined: list[dict[str, Any]] = list(required.get("nodeSelectorTerms") or [{}])
     for terms in wanted:
         combined = [
-            {**one, "matchExpressions": [*one.get("matchExpressions", ()), *term]} for one in combined for term in terms
+            {**one, "matchExpressions": [*(one.get("matchExpressions") or ()), *term]}
+            for one in combined
+            for term in terms
         ]
     required["nodeSelectorTerms"] = combined
-    node["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    node[_REQUIRED] = required
     return {**affinity, "nodeAffinity": node}
+
+
+def node_affinity_problems(affinity: Mapping[str, Any]) -> Iterator[str]:
+    """Parts of the user's node affinity that have another shape, so that our terms cannot be combined with them."""
+    node, where = affinity.get("nodeAffinity") or {}, "affinity.nodeAffinity"
+    if not isinstance(node, Mapping):
+        yield f"{where}={shown(node)}: a table"
+        return
+    required, where = node.get(_REQUIRED) or {}, f"{where}.{_REQUIRED}"
+    if not isinstance(required, Mapping):
+        yield f"{where}={shown(required)}: a table with nodeSelectorTerms"
+        return
+    terms, where = required.get("nodeSelectorTerms") or [], f"{where}.nodeSelectorTerms"
+    if not isinstance(terms, list | tuple):
+        yield f"{where}={shown(terms)}: a list of terms"
+        return
+    for index, term in enumerate(terms):
+        is_term = isinstance(term, Mapping) and isinstance(term.get("matchExpressions") or [], list | tuple)
+        if not is_term:
+            yield f"{where}[{index}]={shown(term)}: a table with matchExpressions, which is a list"
 
 
 def tolerations(

@@ -148,6 +148,7 @@ class PodSettings:
         yield from (
             f"affinity.{name}: an affinity has {', '.join(kinds)}" for name in self.affinity if name not in kinds
         )
+        yield from gpus.node_affinity_problems(self.affinity)
 
     def _machine_problems(self) -> Iterator[str]:
         name = self.instance_type

@@ -23,52 +23,67 @@ class Reference(NamedTuple):
 
 
 def references(job: Mapping[str, Any], own: Sequence[Mapping[str, Any]] = ()) -> list[Reference]:
-    """Each object once. `own` are the objects that the launch creates itself."""
+    """Each object once. `own` are the objects that the launch creates itself. An overlay may have given the pod any
+    shape: what is no reference is left out, because the API server reports it."""
     pod = job["spec"]["template"]["spec"]
     ours = {(thing["kind"], thing["metadata"]["name"]) for thing in own}
-    found = {(each.kind, each.name): each for each in reversed(list(_all(pod)))}
+    found = {(each.kind, each.name): each for each in reversed(list(_all(pod))) if each.name}
     return [each for key, each in sorted(found.items()) if key not in ours]
 
 
 def _all(pod: Mapping[str, Any]) -> Iterator[Reference]:
-    if name := pod.get("serviceAccountName"):
-        yield Reference("ServiceAccount", name, "service_account", "serviceaccounts")
-    if name := pod.get("priorityClassName"):
-        yield Reference("PriorityClass", name, "priority_class", "priorityclasses", _SCHEDULING, is_namespaced=False)
-    if name := pod.get("runtimeClassName"):
-        yield Reference("RuntimeClass", name, "runtime_class", "runtimeclasses", _NODE, is_namespaced=False)
-    yield from (_secret(each.get("name"), "pull_secrets") for each in pod.get("imagePullSecrets") or ())
-    for volume in pod.get("volumes") or ():
+    yield Reference("ServiceAccount", _name(pod, "serviceAccountName"), "service_account", "serviceaccounts")
+    name = _name(pod, "priorityClassName")
+    yield Reference("PriorityClass", name, "priority_class", "priorityclasses", _SCHEDULING, is_namespaced=False)
+    name = _name(pod, "runtimeClassName")
+    yield Reference("RuntimeClass", name, "runtime_class", "runtimeclasses", _NODE, is_namespaced=False)
+    yield from (_secret(_name(each, "name"), "pull_secrets") for each in _tables(pod.get("imagePullSecrets")))
+    for volume in _tables(pod.get("volumes")):
         yield from _of_volume(volume)
-    for container in [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]:
-        for variable in container.get("env") or ():
-            given = variable.get("valueFrom") or {}
-            yield from _of_source(given, ("secretKeyRef", "configMapKeyRef"), f"secrets.{variable['name']}")
-        for source in container.get("envFrom") or ():
+    for container in [*_tables(pod.get("initContainers")), *_tables(pod.get("containers"))]:
+        for variable in _tables(container.get("env")):
+            given = _table(variable.get("valueFrom"))
+            yield from _of_source(given, ("secretKeyRef", "configMapKeyRef"), f"secrets.{variable.get('name')}")
+        for source in _tables(container.get("envFrom")):
             yield from _of_source(source, ("secretRef", "configMapRef"), "overlay")
 
 
 def _of_volume(volume: Mapping[str, Any]) -> Iterator[Reference]:
-    if claim := volume.get("persistentVolumeClaim"):
-        yield Reference("PersistentVolumeClaim", claim["claimName"], "volumes", "persistentvolumeclaims")
-    for source in [volume, *((volume.get("projected") or {}).get("sources") or ())]:
-        if (secret := source.get("secret")) and not secret.get("optional"):
-            yield _secret(secret.get("secretName") or secret.get("name"), "volumes")
-        if (config_map := source.get("configMap")) and not config_map.get("optional"):
-            yield _config_map(config_map["name"], "volumes")
+    claim = _name(_table(volume.get("persistentVolumeClaim")), "claimName")
+    yield Reference("PersistentVolumeClaim", claim, "volumes", "persistentvolumeclaims")
+    for source in [volume, *_tables(_table(volume.get("projected")).get("sources"))]:
+        secret, config_map = _table(source.get("secret")), _table(source.get("configMap"))
+        if not secret.get("optional"):
+            yield _secret(_name(secret, "secretName") or _name(secret, "name"), "volumes")
+        if not config_map.get("optional"):
+            yield _config_map(_name(config_map, "name"), "volumes")
 
 
 def _of_source(source: Mapping[str, Any], names: tuple[str, str], setting: str) -> Iterator[Reference]:
-    secret, config_map = (source.get(name) for name in names)
-    if secret and not secret.get("optional"):
-        yield _secret(secret["name"], setting)
-    if config_map and not config_map.get("optional"):
-        yield _config_map(config_map["name"], setting)
+    secret, config_map = (_table(source.get(name)) for name in names)
+    if not secret.get("optional"):
+        yield _secret(_name(secret, "name"), setting)
+    if not config_map.get("optional"):
+        yield _config_map(_name(config_map, "name"), setting)
 
 
-def _secret(name: Any, setting: str) -> Reference:
-    return Reference("Secret", str(name), setting, "secrets")
+def _secret(name: str, setting: str) -> Reference:
+    return Reference("Secret", name, setting, "secrets")
 
 
-def _config_map(name: Any, setting: str) -> Reference:
-    return Reference("ConfigMap", str(name), setting, "configmaps")
+def _config_map(name: str, setting: str) -> Reference:
+    return Reference("ConfigMap", name, setting, "configmaps")
+
+
+def _name(thing: Mapping[str, Any], field: str) -> str:
+    """The name in this field; empty if there is none."""
+    found = thing.get(field)
+    return found if isinstance(found, str) else ""
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.kube.references import references
 
 
@@ -51,3 +53,16 @@ def test_optional_objects_and_those_of_the_launch_need_not_exist():
     env = [{"name": "T", "valueFrom": {"configMapKeyRef": {"name": "y", "key": "k", "optional": True}}}]
     own = [{"kind": "ConfigMap", "metadata": {"name": "ours"}}]
     assert found({"volumes": volumes, "containers": [{"name": "replica", "env": env}]}, own) == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        3, "a", {"name": "a"}, ["a"], [{"secret": "a", "configMap": {}, "persistentVolumeClaim": {}}],
+        [{"projected": {"sources": [{"configMap": {}}, 3]}}], [{"valueFrom": {"secretKeyRef": {"key": "k"}}}],
+    ],
+)  # fmt: skip
+def test_what_has_another_shape_is_left_to_the_api_server(value):
+    container = {"name": "replica", "env": value, "envFrom": value}
+    pod = {"volumes": value, "imagePullSecrets": value, "initContainers": value, "containers": [container]}
+    assert found(pod) == {}

@@ -350,6 +350,19 @@ def test_every_problem_is_reported_at_once():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("gpu", [None, "A100"])
+def test_a_node_affinity_of_another_shape_is_refused(gpu):
+    name = "requiredDuringSchedulingIgnoredDuringExecution"
+    where = "affinity.nodeAffinity"
+    assert refused({"affinity": {"nodeAffinity": "zone-a"}}, gpu=gpu) == {where}
+    assert refused({"affinity": {"nodeAffinity": {name: ["a"]}}}, gpu=gpu) == {f"{where}.{name}"}
+    for terms, end in (({"a": 1}, ""), (["a"], "[0]"), ([{"matchExpressions": "a"}], "[0]")):
+        settings = {"affinity": {"nodeAffinity": {name: {"nodeSelectorTerms": terms}}}}
+        assert refused(settings, gpu=gpu) == {f"{where}.{name}.nodeSelectorTerms{end}"}
+    for given in (None, {name: None}, {name: {"nodeSelectorTerms": [{"matchExpressions": None}]}}):
+        assert request({"affinity": {"nodeAffinity": given}}, gpu=gpu)
+
+
 def test_a_run_without_an_image_and_a_huge_environment_are_refused():
     _, problems, _ = job_request(CONTEXT, Placement(), KubernetesSettings(), namespace="n", version="1")
     assert [problem.partition(":")[0] for problem in problems] == ["image"]
