@@ -13,6 +13,7 @@ from atoll._time import Clock, Deadline, backoff
 from atoll.errors import AtollError, BackendError, ConfigError, Conflict, RunNotFound, SubmitError
 from atoll.kube.client import Answer, KubeClient, path_to
 from atoll.kube.coscheduling import group_of
+from atoll.kube.errors import retry_after_s
 from atoll.kube.job import token_of
 from atoll.kube.logs import last_lines
 from atoll.kube.names import BATCH as BATCH_PREFIX
@@ -163,7 +164,7 @@ class Jobs:
                 if exc.reason == "taken":
                     return self._ours(thing, namespace, run_id, maybe_created), maybe_created
                 if is_retryable and not deadline.is_past:
-                    deadline.sleep(next(pauses))
+                    deadline.sleep(max(next(pauses), retry_after_s(exc.__cause__)))
                     continue
                 if maybe_created and (found := self._found_ours(thing, namespace)) is not None:
                     return found, True

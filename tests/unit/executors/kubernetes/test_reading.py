@@ -17,6 +17,7 @@ from atoll.handle import RunHandle
 from atoll.kube.names import CONTAINER, FAILURES, INDEX, RUN_ID, STORE, TOKEN
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState
+from atoll.testing.fakes import FakeClock
 
 pytestmark = pytest.mark.server
 NAME = "a-name-of-a-job-that-is-so-long-that-the-names-of-its-pods-have-it-cut"[:60]
@@ -220,3 +221,16 @@ def test_a_launcher_that_cannot_look_at_the_job_of_another_one_leaves_it(api, ex
     assert (caught.value.left_running, caught.value.created) == ((name,), ())
     assert isinstance(caught.value.__cause__, BackendUnavailable)
     assert [request.method for request in api.requests] == ["POST", "GET"]
+
+
+def test_a_create_waits_for_as_long_as_the_api_server_asks(api, tmp_path):
+    clock = FakeClock()
+    patient = KubernetesExecutor(
+        kubeconfig=str(api.kubeconfig(tmp_path)), namespace="ns", image="image", patience_s=60.0, clock=clock
+    )
+    plan = patient.plan(RunContext("run", "s3://bucket"), Placement(replicas=1))
+    api.replies = [failure(429, "TooManyRequests", Retry_After="30"), Reply(201, plan.request["job"])]
+    began = clock.monotonic()
+    patient.submit(plan)
+    assert 30 <= clock.monotonic() - began < 31
+    assert [request.method for request in api.requests] == ["POST", "POST"]
