@@ -54,7 +54,7 @@ def _stop(executor: Executor, handle: RunHandle) -> tuple[str, ...]:
         executor.cancel(handle)
     except StopFailed as exc:
         return exc.left_running
-    except (BackendError, KeyboardInterrupt) as exc:
+    except (AtollError, KeyboardInterrupt) as exc:  # also a login that has ended since
         log.warning("could not stop %s: %s", handle, exc)
         return (str(handle),)
     return ()

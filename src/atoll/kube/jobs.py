@@ -185,7 +185,7 @@ class Jobs:
 
     def _found_ours(self, thing: Mapping[str, Any], namespace: str) -> Object | None:
         """Our object, if a create whose answer was lost has made it; None also if we cannot look."""
-        with suppress(BackendError):
+        with suppress(BackendError, ConfigError):  # the second: a login that has ended since
             found = self.same(thing, namespace, "submit")
             if found is not None and token_of(found) == token_of(thing):
                 return found
@@ -196,7 +196,7 @@ class Jobs:
         name, executor = str(thing["metadata"]["name"]), self.client.executor
         try:
             found = self.same(thing, namespace, "submit")
-        except BackendError as exc:  # it is left as it is, unless this launcher may have created it
+        except (BackendError, ConfigError) as exc:  # it is left as it is, unless this launcher may have created it
             created = [name] if maybe_created else []
             text = f"run `{run_id}`: {exc.message}"
             raise SubmitError(text, left_running=[name], created=created, executor=executor, hint=exc.hint) from exc

@@ -65,8 +65,15 @@ class Queues:
         return found
 
     def check_fits(self, thing: Mapping[str, Any], run_id: str) -> None:
-        """Raise `SubmitError` if its queue never has room for this new object, which only Kueue knows, and only now."""
-        found = self._verdict(thing)
+        """Raise `SubmitError` if its queue never has room for this new object, which only Kueue knows, and only now.
+
+        An error of this look is no reason to leave: the object exists, and its status says more later.
+        """
+        try:
+            found = self._verdict(thing)
+        except AtollError as exc:
+            log.warning("run %s: cannot see whether it fits into its queue: %s", run_id, exc.message)
+            return
         if found is None or not found.is_hopeless:
             return
         name, executor = str(thing["metadata"]["name"]), self._client.executor

@@ -292,3 +292,12 @@ def test_a_launch_into_a_full_queue_waits(cluster: Cluster, executor: Kubernetes
     handle = executor.submit(executor.plan(RunContext("run", "s3://bucket"), Placement(replicas=2)))
     assert handle.replicas == 2
     assert cluster.asked() == ["jobs", "workloads"]
+
+
+def test_a_launch_whose_credentials_end_after_the_create_still_has_its_handle(
+    cluster: Cluster, executor: KubernetesExecutor
+) -> None:
+    cluster.refuse("workloads", 401)
+    handle = executor.submit(executor.plan(RunContext("run", "s3://bucket"), Placement(replicas=2)))
+    assert handle.replicas == 2
+    assert [request.method for request in cluster.api.requests] == ["POST", "GET", "GET"]

@@ -234,3 +234,21 @@ def test_a_create_waits_for_as_long_as_the_api_server_asks(api, tmp_path):
     patient.submit(plan)
     assert 30 <= clock.monotonic() - began < 31
     assert [request.method for request in api.requests] == ["POST", "POST"]
+
+
+@pytest.mark.parametrize("second", [failure(401, "Unauthorized"), failure(409, "AlreadyExists")])
+def test_a_job_that_may_exist_is_named_although_the_login_has_ended(api, tmp_path, second):
+    path = api.kubeconfig(tmp_path)
+    executor = KubernetesExecutor(kubeconfig=str(path), namespace="ns", image="image", clock=FakeClock())
+    plan = executor.plan(RunContext("run", "s3://bucket"), Placement(replicas=1))
+    replies = [Reply(pieces=[b"half of it"], is_cut=True), second]
+
+    def answer(request: Request) -> Reply:
+        if len(replies) == 1:
+            path.unlink()
+        return replies.pop(0) if replies else failure(401, "Unauthorized")
+
+    api.answer = answer
+    with pytest.raises(SubmitError) as caught:
+        executor.submit(plan)
+    assert caught.value.left_running == (str(executor.handle(plan)),)
