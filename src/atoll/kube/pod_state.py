@@ -27,7 +27,6 @@ _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunC
 _NO_ATOLL = re.compile(r"No module named '?atoll\b|cannot import name '\w+' from 'atoll")
 _OLD_ATOLL = re.compile(r"the launcher has Atoll .* older version \S+")
 _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory", re.I)
-_NODE_GONE = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 _EVICTED = {
     "EvictionByEvictionAPI": "evicted through the API, as a drain of the node does",
     "DeletionByTaintManager": "node lost or tainted",
@@ -46,6 +45,7 @@ _POD_REASONS = {
     "NodeAffinity": Reason.UNSCHEDULABLE,
     "UnexpectedAdmissionError": Reason.BACKEND,
 }
+_AND_OK = ", and the replica ended with code 0"
 NEXT_STEP = 'install Atoll in the image, or set bootstrap="pip"'
 _WARNINGS = {
     "FailedMount": Reason.CONFIG,
@@ -86,7 +86,7 @@ def pod_state(
     disruption = condition(status, "DisruptionTarget")
     is_evicted = disruption.get("status") == "True"
     if pod["metadata"].get("deletionTimestamp"):
-        is_lost = (is_evicted and disruption.get("reason") in _NODE_GONE) or _is_silent(pod)
+        is_lost = _is_silent(pod) or (is_evicted and _is_node_gone(pod, disruption))
         node = (pod.get("spec") or {}).get("nodeName")
         text = _eviction(disruption) if is_evicted else "the pod is being ended"
         if is_lost:
@@ -95,7 +95,8 @@ def pod_state(
         return PodState(
             state, Reason.STOPPING, text, started_at=_started(pod), is_evicted=is_evicted, is_node_lost=is_lost
         )
-    if phase in ("Running", "Unknown"):
+    # A pod is pending until all its containers have started, also while that of the replica runs or has ended.
+    if phase in ("Running", "Unknown") or {"running", "terminated"} & _container(pod).keys():
         return _running(pod, phase)
     return _pending(pod, events)
 
@@ -104,7 +105,7 @@ def _running(pod: Mapping[str, Any], phase: str) -> PodState:
     ended, started = terminated(pod), _started(pod)
     node = (pod.get("spec") or {}).get("nodeName")
     if ended is not None:
-        others = [s["name"] for s in _statuses(pod) if s["name"] != CONTAINER and "running" in (s.get("state") or {})]
+        others = [name for name, state in _others(pod) if {"running", "waiting"} & state.keys()]
         rest = f"; the pod goes on because of {', '.join(others)}" if others else ""
         text = f"the replica ended with code {ended.get('exitCode')}{rest}"
         # Not `stopping`: nobody stops it, and a launcher that reads this would take the run for one that is cancelled.
@@ -117,7 +118,17 @@ def _running(pod: Mapping[str, Any], phase: str) -> PodState:
     if _is_silent(pod):
         text = f"node `{node}` may be lost: the pod is not ready although its container runs"
         return PodState(ReplicaState.RUNNING, Reason.BACKEND, text, started_at=started)
-    return PodState(ReplicaState.RUNNING, Reason.OK, "", started_at=started)
+    held = [(name, *_wait_reason(state["waiting"])) for name, state in _others(pod) if "waiting" in state]
+    text = "; ".join(f"container `{name}` waits: {said}" for name, kind, said in held if kind is not Reason.STARTING)
+    return PodState(ReplicaState.RUNNING, Reason.OK, text, started_at=started)
+
+
+def _is_node_gone(pod: Mapping[str, Any], disruption: Mapping[str, Any]) -> bool:
+    """Whether the control plane has evicted a pod from a node that is gone. A taint also evicts pods from a node that
+    answers; there the pod is ready until its container ends."""
+    is_ready = condition(pod.get("status") or {}, "Ready").get("status") == "True"
+    kind = disruption.get("reason")
+    return kind == "DeletionByPodGC" or (kind == "DeletionByTaintManager" and not is_ready)
 
 
 def _is_silent(pod: Mapping[str, Any]) -> bool:
@@ -190,6 +201,8 @@ def _container_failure(
         return (Reason.IMAGE if is_image else Reason.CONFIG), f"{kind}: {said or 'the container could not be started'}"
     if kind == "ContainerStatusUnknown":
         return Reason.BACKEND, f"{kind}: {last}".rstrip(": ")
+    if code == 0:
+        return _other_failure(pod)
     if (command := _mark(job, COMMAND)) != "own" and _NO_ATOLL.search(said):
         return Reason.IMAGE, f"the image has no Atoll, or one that is too old: {last}; {NEXT_STEP}"
     if command != "own" and code == TOO_OLD and (older := _OLD_ATOLL.search(said)):
@@ -218,11 +231,11 @@ def _other_failure(pod: Mapping[str, Any]) -> tuple[Reason, str]:
     for each in [*(status.get("initContainerStatuses") or ()), *_statuses(pod)]:
         ended = (each.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            return (
-                Reason.CONFIG,
-                f"container `{each['name']}` ended with code {ended['exitCode']} before the replica ran",
-            )
+            text = f"container `{each['name']}` ended with code {ended['exitCode']}"
+            return Reason.CONFIG, f"{text} before the replica ran" if terminated(pod) is None else f"{text}{_AND_OK}"
     text = ": ".join(str(status[name]) for name in ("reason", "message") if status.get(name))
+    if terminated(pod) is not None:
+        return Reason.BACKEND, text or f"the pod failed{_AND_OK}"
     return Reason.BACKEND, text or "the pod failed before its container ran"
 
 
@@ -306,6 +319,12 @@ def _number(text: str) -> float | None:
 
 def _statuses(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return (pod.get("status") or {}).get("containerStatuses") or ()
+
+
+def _others(pod: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The containers of a pod besides that of the replica, which an overlay adds, and their states."""
+    found = [(str(each.get("name")), each.get("state") or {}) for each in _statuses(pod)]
+    return [(name, state) for name, state in found if name != CONTAINER]
 
 
 def _container(pod: Mapping[str, Any]) -> Mapping[str, Any]:

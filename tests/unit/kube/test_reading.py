@@ -459,6 +459,42 @@ def test_a_lost_node_is_named_and_the_rank_ends_with_the_job():
     assert "node lost" in deleted.message
 
 
+def test_a_taint_on_a_node_that_answers_does_not_make_it_lost():
+    marks = condition("DisruptionTarget", "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+    ready = pod(0, "Running", RUNS, marks, condition("Ready"), metadata=ENDING)
+    found = first(job(), ready)
+    assert (found.state, found.reason) == (RUNNING, Reason.STOPPING)
+    assert "NoExecute taint" in found.message
+    assert "does not answer" not in found.message
+    assert first(job(condition("FailureTarget", "FailedIndexes")), ready).state is RUNNING, "its process still runs"
+    assert lost_nodes([ready]) == {}
+    assert lost_nodes([pod(0, "Running", RUNS, marks, condition("Ready", status="False"), metadata=ENDING)])
+
+
+def with_sidecar(given: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    given["status"]["containerStatuses"].append({"name": "side", "state": state})
+    return given
+
+
+def test_a_sidecar_that_fails_is_not_an_error_of_the_user_code():
+    found = first(job(failedIndexes="0"), with_sidecar(pod(0, "Failed", ended(0, "Completed")), ended(3)))
+    assert (found.state, found.reason, found.exit_code) == (FAILED, Reason.CONFIG, 0)
+    assert found.message == "container `side` ended with code 3, and the replica ended with code 0"
+    alone = first(job(failedIndexes="0"), pod(0, "Failed", ended(0, "Completed")))
+    assert (alone.reason, alone.message) == (Reason.BACKEND, "the pod failed, and the replica ended with code 0")
+
+
+def test_a_replica_runs_although_its_sidecar_cannot_start():
+    held = waiting("ImagePullBackOff", "no such image")
+    found = first(job(), with_sidecar(pod(0, "Pending", RUNS, SCHEDULED), held))
+    assert (found.state, found.reason, found.started_at) == (RUNNING, Reason.OK, seconds(START))
+    assert found.message == "container `side` waits: ImagePullBackOff: no such image"
+    over = first(job(), with_sidecar(pod(0, "Pending", ended(3), SCHEDULED), held))
+    assert (over.state, over.exit_code) == (RUNNING, 3)
+    assert over.message == "the replica ended with code 3; the pod goes on because of side"
+    assert first(job(), with_sidecar(pod(0, "Running", RUNS), waiting("ContainerCreating"))).message == ""
+
+
 def test_a_node_that_stops_reporting_is_mentioned():
     found = first(job(), pod(0, "Running", RUNS, condition("Ready", status="False")))
     assert (found.state, found.reason) == (RUNNING, Reason.BACKEND)
