@@ -36,6 +36,11 @@ _TOO_MUCH = re.compile(
     r"insufficient quota for (?P<resource>\S+) (?:in )?flavor (?P<flavor>[^,\s]+).{0,300}?"
     r"current podset request \((?P<request>[^)]*)\) > maximum capacity \((?P<capacity>[^)]*)\)"
 )
+_TOO_MUCH_EARLIER = re.compile(
+    r"insufficient quota for (?P<resource>\S+) (?:in )?flavor (?P<flavor>[^,\s]+), "
+    r"request > maximum capacity \((?P<request>[^>)]*) > (?P<capacity>[^)]*)\)"
+)
+"""The words of Kueue before 0.14.2."""
 _NOT_COVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
 _PREEMPTING = re.compile(r"Pending the preemption of (\d+) workload")
 _PREEMPTOR = re.compile(r"workload \(UID: (?P<workload>[^,)]+), JobUID: (?P<job>[^,)]+)\) due to (?P<why>[^;]+)")
@@ -257,7 +262,8 @@ def _not_reserved(reason: str, text: str, queue: str) -> QueueState:
         thing = {"kind": match["kind"], "name": match["name"]}
         return QueueState(cause, pending, _CONFIG, f"queue `{queue}`: {text}", {"missing_or_held": thing})
     needed = {match["resource"]: match["amount"] for match in _FULL.finditer(text)}
-    too_much = [match.groupdict() for match in _TOO_MUCH.finditer(text) if match["resource"] not in needed]
+    found = [*_TOO_MUCH.finditer(text), *_TOO_MUCH_EARLIER.finditer(text)]
+    too_much = [match.groupdict() for match in found if match["resource"] not in needed]
     not_covered = [match["resource"] for match in _NOT_COVERED.finditer(text)]
     if too_much or not_covered:
         fields = {"too_much": too_much, "not_covered": not_covered}

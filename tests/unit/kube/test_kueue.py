@@ -131,6 +131,16 @@ def test_a_run_that_never_fits_says_how_much_the_queue_has() -> None:
     assert "maximum capacity (1)" in state.message
 
 
+def test_kueue_before_0_14_2_says_in_other_words_that_a_run_never_fits() -> None:
+    earlier = "insufficient quota for cpu in flavor default, request > maximum capacity (24 > 16)"
+    state = read(waiting(COULD_NOT + earlier))
+    assert (state.cause, state.is_hopeless) == (Cause.NEVER_FITS, True)
+    sizes = {"resource": "cpu", "flavor": "default", "request": "24", "capacity": "16"}
+    assert state.fields["too_much"] == [sizes]
+    other = "insufficient unused quota for cpu in flavor spot, 8 more needed"
+    assert read(waiting(f"{COULD_NOT}{earlier}, {other}")).cause is Cause.FULL
+
+
 def test_a_run_that_fits_into_another_flavor_only_waits() -> None:
     both = f"{COULD_NOT}{TOO_MUCH}, insufficient unused quota for cpu in flavor spot, 2 more needed"
     state = read(waiting(both))
