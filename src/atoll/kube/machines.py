@@ -45,6 +45,11 @@ class Machine:
         pods = 58 if self.cpus <= 8 else 234
         return math.floor(self.memory_gib * _VM_SHARE - (255 + 11 * pods + 100) / 1024)
 
+    def has(self, gpu: Gpu) -> bool:
+        """Whether it has so many of this GPU; an A100 with 80 GB is an A100, too."""
+        is_it = gpu.name in ("any", self.gpu) or (gpu.name == "A100" and self.gpu == "A100-80GB")
+        return is_it and self.gpus >= gpu.count
+
 
 def _machines(gpu: str | None, rows: str) -> Iterator[Machine]:
     """Rows are `name gpus cpus GiB price`; a price `-` is unknown."""
@@ -155,6 +160,15 @@ def fit_notes(cpus: float | None, memory_gib: float | None, chosen: Sequence[Mac
         yield (
             f"warning: memory_gib={memory_gib:g}: can never fit: {names} leaves about {most_gib:g} GiB for pods, so "
             "that no replica would start"
+        )
+
+
+def gpu_notes(gpu: Gpu | None, chosen: Sequence[Machine]) -> Iterator[str]:
+    """A warning if none of the machines that replicas may run on has the GPU."""
+    if gpu is not None and chosen and not any(machine.has(gpu) for machine in chosen):
+        has = f"{chosen[0]}" if chosen[0].gpu else f"{chosen[0]}, which has no GPU"
+        yield (
+            f"warning: gpu=`{gpu}`: can never fit: the node selector allows only {has}, so that no replica would start"
         )
 
 

@@ -261,8 +261,7 @@ def _gpu_problems(placement: Placement, settings: PodSettings) -> Iterator[str]:
     known = machine(settings.instance_type)
     if known is None:
         return
-    has_it = gpu.name in ("any", known.gpu) or (gpu.name == "A100" and known.gpu == "A100-80GB")
-    if known.gpus < gpu.count or not has_it:
+    if not known.has(gpu):
         has = f"has {known.gpus} × {known.gpu}" if known.gpu else "has no GPU"
         yield f"instance_type=`{settings.instance_type}`: it {has}, and the run asks for gpu=`{gpu}`"
 

@@ -15,7 +15,7 @@ from atoll.kube.bootstrap import Wheel, bootstrap_notes, wheel_config_map, wheel
 from atoll.kube.gang import Gang, gang_notes, gang_parts, gang_problems, mark_problems
 from atoll.kube.gpus import INSTANCE_TYPE
 from atoll.kube.job import JobSettings, indexed_job, with_token
-from atoll.kube.machines import Machine, fit_notes, machine, machines_with, price_notes, smallest_that_fits
+from atoll.kube.machines import Machine, fit_notes, gpu_notes, machine, machines_with, price_notes, smallest_that_fits
 from atoll.kube.names import COMMAND, QUEUE_TIMEOUT, TIMEOUT, job_labels, job_name
 from atoll.kube.overlay import directive_problems, merged, overlay_problems
 from atoll.kube.pod import (
@@ -93,7 +93,7 @@ def job_request(
     notes += [*_notes(placement, settings), *lowered]
     if settings.bootstrap is not None:
         notes += bootstrap_notes(used_wheel, version, settings.pip_index)
-    notes += fit_notes(placement.cpus, placement.memory_gib, machines)
+    notes += [*gpu_notes(placement.gpu, machines), *fit_notes(placement.cpus, placement.memory_gib, machines)]
     if (priced := smallest_that_fits(machines, sizes.cpus, sizes.memory_gib)) is not None:
         notes += price_notes(
             priced,

@@ -288,6 +288,20 @@ def test_gpus_of_a_fixed_machine_must_be_there():
     assert "affinity" not in pod(request({"instance_type": "p5.48xlarge"}, gpu="H100:8"))
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu"), [("g5.xlarge", "H100"), ("g5.xlarge", "A10G:4"), ("m5.large", "any"), ("p4d.24xlarge", "T4")]
+)
+def test_a_gpu_that_the_selected_machine_does_not_have_is_warned_of(name, gpu):
+    _, problems, notes = planned({"node_selector": {INSTANCE_TYPE: name}}, gpu=gpu)
+    (warning,) = (note for note in notes if "can never fit" in note)
+    assert warning.startswith(f"warning: gpu=`{gpu}")
+    assert name in warning
+    assert problems == []
+    for fits in ("A10G", "any"):
+        _, _, notes = planned({"node_selector": {INSTANCE_TYPE: "g5.xlarge"}}, gpu=fits)
+        assert not [note for note in notes if "can never fit" in note]
+
+
 def test_a_sandbox_with_a_gpu_is_warned_of():
     for name, is_warned in (("gvisor", True), ("nvidia", False)):
         _, _, notes = planned({"runtime_class": name}, gpu="any:1")
