@@ -186,8 +186,9 @@ def price_notes(
 
     `is_sure` says that replicas can run on no other machine. `own` are the user's prices.
     """
-    price = own.get(chosen.name, chosen.price)
-    source = "your own price" if chosen.name in own else f"list price of {REGION} in {DATE}, on demand; check yours"
+    given = own.get(chosen.name, own.get(HYPERPOD + chosen.name))
+    price = chosen.price if given is None else given
+    source = "your own price" if given is not None else f"list price of {REGION} in {DATE}, on demand; check yours"
     if gpu is not None and chosen.gpus > gpu.count:
         cost = "price unknown" if price is None else f"${price:,.2f}/h"
         yield (

@@ -15,7 +15,15 @@ from atoll.kube.bootstrap import Wheel, bootstrap_notes, wheel_config_map, wheel
 from atoll.kube.gang import Gang, gang_notes, gang_parts, gang_problems, mark_problems
 from atoll.kube.gpus import INSTANCE_TYPE
 from atoll.kube.job import JobSettings, indexed_job, with_token
-from atoll.kube.machines import Machine, fit_notes, gpu_notes, machine, machines_with, price_notes, smallest_that_fits
+from atoll.kube.machines import (
+    Machine,
+    fit_notes,
+    gpu_notes,
+    machine,
+    machines_with,
+    price_notes,
+    smallest_that_fits,
+)
 from atoll.kube.names import COMMAND, QUEUE_TIMEOUT, TIMEOUT, job_labels, job_name
 from atoll.kube.overlay import directive_problems, merged, overlay_problems
 from atoll.kube.pod import (
@@ -94,11 +102,11 @@ def job_request(
     if settings.bootstrap is not None:
         notes += bootstrap_notes(used_wheel, version, settings.pip_index)
     notes += [*gpu_notes(placement.gpu, machines), *fit_notes(placement.cpus, placement.memory_gib, machines)]
-    if (priced := smallest_that_fits(machines, sizes.cpus, sizes.memory_gib)) is not None:
+    if (priced := _priced(settings, machines, sizes)) is not None:
         notes += price_notes(
             priced,
             placement.gpu,
-            is_sure=settings.instance_type is not None or INSTANCE_TYPE in settings.node_selector,
+            is_sure=_instance_type(settings) is not None,
             replicas=placement.replicas,
             limit_s=placement.timeout_s,
             spot=settings.spot,
@@ -207,10 +215,22 @@ def _store_extras(store_uri: str) -> tuple[str, ...]:
 
 def _machines(placement: Placement, settings: KubernetesSettings) -> list[Machine]:
     """The machines that replicas may run on, as far as the table knows them."""
-    if (name := settings.instance_type or settings.node_selector.get(INSTANCE_TYPE)) is not None:
+    if (name := _instance_type(settings)) is not None:
         known = machine(name)
         return [] if known is None else [known]
     return [] if placement.gpu is None else machines_with(placement.gpu)
+
+
+def _instance_type(settings: KubernetesSettings) -> str | None:
+    return settings.instance_type or settings.node_selector.get(INSTANCE_TYPE)
+
+
+def _priced(settings: KubernetesSettings, machines: list[Machine], sizes: Sizes) -> Machine | None:
+    """The machine whose price the plan shows: also one that only the user's prices know."""
+    name = _instance_type(settings)
+    if name is not None and not machines and name in settings.prices:
+        return Machine(name, gpu=None, gpus=0, cpus=0, memory_gib=0, price=None)
+    return smallest_that_fits(machines, sizes.cpus, sizes.memory_gib)
 
 
 def _sizes(placement: Placement, settings: KubernetesSettings, machines: list[Machine]) -> tuple[Sizes, list[str]]:

@@ -184,6 +184,11 @@ def test_every_setting_has_a_rule():
 def test_prices_the_image_and_the_mount_are_used():
     _, _, notes = planned({"prices": {"g5.xlarge": 7.0}, "instance_type": "g5.xlarge"})
     assert "$7.00/h" in notes[-1]
+    hyperpod = {"hyperpod": True, "instance_type": "ml.p5.48xlarge", "prices": {"ml.p5.48xlarge": 7.0}}
+    unknown = {"instance_type": "x9.large", "prices": {"x9.large": 7.0}}
+    selected = {"node_selector": {INSTANCE_TYPE: "x9.large"}, "prices": {"x9.large": 7.0}}
+    for settings in (hyperpod, unknown, selected):
+        assert "$7.00/h each, at most $14.00/h" in planned(settings, replicas=2, gpu="H100:8")[2][-1]
     assert refused({"pod_security": "restricted"}) == {"pod_security"}
     assert refused({"pod_security": "restricted", "image_is_non_root": True}) == set()
     store = RunContext("exp", "file:///shared")
