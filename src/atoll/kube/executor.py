@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self, cast
 
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import RunContext
-from atoll.errors import BackendError, ConfigError, RunNotFound, StopFailed, SubmitError, Unsupported
+from atoll.errors import BackendError, ConfigError, InvalidSpec, RunNotFound, StopFailed, SubmitError, Unsupported
 from atoll.executors.base import Capabilities, Executor, Plan, ranks_to_stop
 from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
@@ -24,7 +24,7 @@ from atoll.kube.settings import plan_hint
 from atoll.kube.stopping import name_of, stop_failed
 from atoll.kube.wheel import wheel_bytes
 from atoll.registry import require
-from atoll.validation import CLOCK, OBJECT, check_settings, checks_settings
+from atoll.validation import CLOCK, OBJECT, check_settings, checks_settings, shown
 
 _ApiClient = Annotated[Any, OBJECT._replace(may_be_none=True)]
 
@@ -54,9 +54,19 @@ class ClusterExecutor(ABC):
         if given_client(api_client) is None:
             require("kubernetes", extra=EXTRA)
         self.settings: Any = self.settings_class(**job)
+        if api_client is not None:
+            self._check_given_client()
         self._api_client, self._clock = api_client, clock
         self._timeout_s, self._patience_s, self._stop_s = timeout_s, patience_s, stop_s
         self._clusters: dict[str | None, Jobs] = {}
+
+    def _check_given_client(self) -> None:
+        """Refuse settings that name a cluster: a given client has one already."""
+        given = [name for name in ("context", "kubeconfig") if getattr(self.settings, name) is not None]
+        rule = "has no effect with api_client, which has a cluster already"
+        problems = [f"{name}={shown(getattr(self.settings, name))}: {rule}" for name in given]
+        if problems:
+            raise InvalidSpec(f"executor `{self.name}`", problems)
 
     @property
     def command(self) -> tuple[str, ...]:
