@@ -156,6 +156,8 @@ class PodSettings:
             return
         if gpus.INSTANCE_TYPE in self.node_selector:
             yield f"instance_type=`{name}`: node_selector names an instance type, too; use one of the two"
+        if self.gpu_selector not in ("auto", "none"):
+            yield f"gpu_selector=`{self.gpu_selector}`: has no effect with instance_type, which selects the nodes"
         is_known, is_ml = machine(name) is not None, _HYPERPOD_TYPE.match(name) is not None
         if is_known and is_ml != self.hyperpod:
             remedy = f"write `ml.{name}`" if self.hyperpod else f"write `{name[3:]}`, or set hyperpod=true"

@@ -291,6 +291,7 @@ def test_gpus_of_a_fixed_machine_must_be_there():
     assert refused({"instance_type": "p4de.24xlarge"}, gpu="A100:8") == set()
     assert refused({"instance_type": "q9.huge"}, gpu="H100:1") == set()
     assert "affinity" not in pod(request({"instance_type": "p5.48xlarge"}, gpu="H100:8"))
+    assert refused({"instance_type": "p5.48xlarge", "gpu_selector": "gke"}, gpu="H100:8") == {"gpu_selector"}
 
 
 @pytest.mark.parametrize(
