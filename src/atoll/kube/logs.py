@@ -142,12 +142,15 @@ class PodLog:
             except AtollError as exc:
                 if _WAITING.search(exc.message):
                     self.was_read = self.is_whole = True
+                    self._tail = None  # nothing was printed before: every line is new
                     return
                 if isinstance(exc, RunNotFound) and self._is_followed:
                     self.is_gone = True
                     return
                 is_retryable = getattr(exc, "retryable", False)
                 if is_retryable and self._is_followed and has_begun:
+                    if self._tail and not self._second:
+                        self._tail = None  # the log was empty
                     return  # also a log that is silent; the caller looks whether the pod is still there
                 outage = outage or self._client.deadline()
                 if not is_retryable or outage.is_past:

@@ -115,7 +115,7 @@ def test_a_log_is_followed_over_silence_and_cuts_and_read_to_the_end_of_the_pod(
     found = list(follow_lines(api.client(tmp_path), "ns", look, tail=5, clock=SYSTEM_CLOCK))
     assert found == ["one", "two", "three"]
     tails = [query.get("tailLines") for query in queries(api)]
-    assert tails == ["5", "5", None, None, None]
+    assert tails == ["5", None, None, None, None]
     assert all(query["follow"] == "true" for query in queries(api))
 
 
@@ -153,3 +153,12 @@ def test_no_permission_ends_following_with_the_error(api, tmp_path):
     api.replies = [failure(403, "Forbidden")]
     with pytest.raises(AuthError):
         list(PodLog(api.client(tmp_path), "ns", "p", tail=None, is_followed=True).lines())
+
+
+@pytest.mark.parametrize(("first", "tail"), [(WAITING, 0), (WAITING, 1), (Reply(pieces=[], is_cut=True), 1)])
+def test_a_tail_leaves_out_no_line_that_was_printed_after_the_first_look(api, tmp_path, first, tail):
+    api.replies = [first, Reply(pieces=[at(1, "1", "one") + at(1, "2", "two")])]
+    look = looks(Seen([pod("p")], False), Seen([pod("p", "Succeeded")], True))
+    found = follow_lines(api.client(tmp_path), "ns", look, tail=tail, clock=SYSTEM_CLOCK)
+    assert list(found) == ["one", "two"]
+    assert [query.get("tailLines") for query in queries(api)] == [str(tail), None]
