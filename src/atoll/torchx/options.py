@@ -20,7 +20,13 @@ V1BETA2, V1BETA1, LEGACY = DIALECTS = tuple(each.api_version for each in appwrap
 _SHORT = {"v1beta2": V1BETA2, "v1beta1": V1BETA1, "mcad.ibm.com": LEGACY}
 LAYOUTS = ("jobs", "pods")
 DURATION = re.compile(r"(\d+(\.\d+)?(h|m|s|ms))+\Z")
-_EXIT_CODES = re.compile(r"\d{1,3}(\s*[,;]\s*\d{1,3})*\Z")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_GRACES = ("retry_pause", "warmup_grace", "failure_grace", "keep_failed")
+_MOST_TTL_S = 10 * 365 * 86_400.0
+"""Go reads durations up to 292 years; the controller replaces one that it cannot read by its default."""
+_MOST_INT = 2**31 - 1
+_EXIT_CODES = ("terminal_exit_codes", "retryable_exit_codes")
 
 
 def _option(help_text: str, default: Any = None) -> Any:
@@ -91,22 +97,25 @@ class Options:
                 yield from self._rule(each.name, value)
         if isinstance(self.layout, str) and self.layout == "jobs":
             yield from self._names()
+        if both := sorted(set.intersection(*(exit_codes(getattr(self, name)) for name in _EXIT_CODES))):
+            yield f"{', '.join(_EXIT_CODES)}: {', '.join(map(str, both))} is in both"
 
     def _rule(self, name: str, value: Any) -> Iterator[str]:
         if name == "dialect" and value != "auto" and value not in (*_SHORT, *DIALECTS):
             yield f"dialect=`{value}`: auto, {', '.join((*_SHORT, *DIALECTS))}"
         elif name == "layout" and value not in LAYOUTS:
             yield f"layout=`{value}`: {' or '.join(LAYOUTS)}"
-        elif name in ("retry_pause", "warmup_grace", "failure_grace", "keep_failed", "success_ttl"):
-            if DURATION.match(value) is None:
-                yield f"{name}=`{value}`: a duration such as `90s`, `5m` or `1h30m`"
-        elif name in ("terminal_exit_codes", "retryable_exit_codes") and _EXIT_CODES.match(value) is None:
-            yield f"{name}=`{value}`: exit codes with `;` between them, such as `3;4`"
-        elif name in ("reserved_millicpu", "reserved_memmb", "retry_limit") and value < 0:
-            yield f"{name}={value}: a number from 0"
+        elif name in (*_GRACES, "success_ttl"):
+            yield from _duration_problems(name, value)
+        elif name in _EXIT_CODES and not exit_codes(value):
+            yield f"{name}=`{value}`: exit codes from 1 to 255 with `;` between them, such as `3;4`"
+        elif name in ("reserved_millicpu", "reserved_memmb", "retry_limit") and not 0 <= value <= _MOST_INT:
+            yield f"{name}={value}: a number from 0 to {_MOST_INT}"
+        elif name == "priority" and not -_MOST_INT <= value <= _MOST_INT:
+            yield f"priority={value}: a number from {-_MOST_INT} to {_MOST_INT}"
         elif name == "shm_size" and not is_quantity(value):
             yield f"shm_size=`{value}`: {RULE}"
-        elif name == "gpu_resource" and not is_label_key(value):
+        elif name == "gpu_resource" and not ("/" in value and is_label_key(value)):
             yield f"gpu_resource=`{value}`: the name of a resource, such as `{NVIDIA}`"
         elif name in ("queue", "queue_priority") and not is_label_value(value):
             yield f"{name}=`{value}`: at most 63 letters, digits, `-`, `_` and `.`"
@@ -130,6 +139,25 @@ class Options:
     @property
     def pod_overlay(self) -> Mapping[str, Any]:
         return {} if self.overlay is None else read_overlay(self.overlay)
+
+
+def _duration_problems(name: str, value: str) -> Iterator[str]:
+    if DURATION.match(value) is None:
+        yield f"{name}=`{value}`: a duration such as `90s`, `5m` or `1h30m`"
+        return
+    seconds = sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(value))
+    if name in _GRACES and seconds > appwrapper.MOST_GRACE_S:
+        yield f"{name}=`{value}`: at most 24h, to which the controller cuts longer ones"
+    elif seconds > _MOST_TTL_S:
+        yield f"{name}=`{value}`: at most {_MOST_TTL_S / 3600:g}h"
+
+
+def exit_codes(given: Any) -> set[int]:
+    """The exit codes of an option; empty if there are none, or if one of them is no exit code of a failure."""
+    parts = [part.strip() for part in given.replace(";", ",").split(",")] if isinstance(given, str) else []
+    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= 255 for part in parts):
+        return set()
+    return {int(part) for part in parts}
 
 
 def option_type(name: str) -> type:

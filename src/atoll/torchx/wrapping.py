@@ -15,7 +15,7 @@ from atoll.kube.gang import KUEUE_QUEUE
 from atoll.torchx.container import object_labels
 from atoll.torchx.jobs import role_group, role_job
 from atoll.torchx.names import APP_NAME, DEFAULT_PORT, ROLE_INDEX, label_value, service_port
-from atoll.torchx.options import LEGACY, V1BETA2, Options
+from atoll.torchx.options import LEGACY, V1BETA2, Options, exit_codes
 from atoll.torchx.pods import least_replicas, pod_group, replica_pods
 from atoll.torchx.service import service_manifest
 
@@ -114,7 +114,7 @@ def retry_annotations(app: Any, options: Options) -> dict[str, str]:
         "forcefulDeletionGracePeriodDuration": FORCEFUL_DELETION,
         "successTTLDuration": options.success_ttl,
         "deletionOnFailureGracePeriodDuration": "0s" if limit else options.keep_failed,
-        **{name: ",".join(value.replace(";", ",").split(",")) for name, value in codes.items() if value is not None},
+        **{name: ",".join(map(str, sorted(exit_codes(value)))) for name, value in codes.items() if value is not None},
     }
     return {f"{PREFIX}{name}": value for name, value in found.items()}
 

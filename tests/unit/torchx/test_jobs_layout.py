@@ -97,7 +97,7 @@ def test_v1beta2_writes_every_annotation_also_for_no_restart():
         "successTTLDuration": "720h",
         "deletionOnFailureGracePeriodDuration": "10m",
     }
-    retried = built(app(role(max_retries=2)), terminal_exit_codes="3;4")["metadata"]["annotations"]
+    retried = built(app(role(max_retries=2)), terminal_exit_codes="4 ; 3")["metadata"]["annotations"]
     assert retried["workload.codeflare.dev.appwrapper/retryLimit"] == "2"
     assert retried["workload.codeflare.dev.appwrapper/terminalExitCodes"] == "3,4"
     assert retried["workload.codeflare.dev.appwrapper/deletionOnFailureGracePeriodDuration"] == "0s"

@@ -91,6 +91,40 @@ def test_options_name_every_wrong_value_at_once():
     assert set(caught.value.fields) == set(wrong) - {"layout"}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", 2**31),
+        ("priority", -(2**31) - 1),
+        ("retry_limit", 2**31),
+        ("terminal_exit_codes", "0"),
+        ("terminal_exit_codes", "3;999"),
+        ("retryable_exit_codes", "256"),
+        ("retryable_exit_codes", "3;;4"),
+        ("warmup_grace", "24h1s"),
+        ("failure_grace", "1441m"),
+        ("retry_pause", "86401s"),
+        ("keep_failed", "100000000ms"),
+        ("success_ttl", "99999999999h"),
+        ("gpu_resource", "gpu"),
+    ],
+)
+def test_values_that_the_cluster_would_refuse_or_replace_are_refused(name, value):
+    with pytest.raises(InvalidSpec) as caught:
+        Options.of({name: value})
+    assert caught.value.fields == (name,)
+
+
+def test_an_exit_code_cannot_be_both_terminal_and_retryable():
+    with pytest.raises(InvalidSpec, match="4 is in both"):
+        Options.of({"terminal_exit_codes": "3;4", "retryable_exit_codes": "4"})
+
+
+def test_the_largest_values_are_accepted():
+    largest = {"priority": 2**31 - 1, "warmup_grace": "24h", "success_ttl": "87600h", "terminal_exit_codes": "1;255"}
+    assert Options.of(largest).priority == 2**31 - 1
+
+
 def test_options_take_none_for_a_default_and_short_dialects():
     options = Options.of({"namespace": None, "dialect": "v1beta1", "unknown": 1})
     assert options.namespace == "default"
