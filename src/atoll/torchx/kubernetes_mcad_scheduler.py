@@ -44,8 +44,8 @@ from atoll.torchx.describing import get_role_information
 from atoll.torchx.logs import shown, since_seconds, split
 from atoll.torchx.models import model_of, plain, service_of
 from atoll.torchx.names import cleanup_str, label_value, split_app_id
-from atoll.torchx.options import LEGACY, V1BETA1, V1BETA2, Options, option_type
-from atoll.torchx.problems import InvalidApp, check_app, check_resource
+from atoll.torchx.options import DIALECTS, LEGACY, V1BETA1, V1BETA2, Options, option_type
+from atoll.torchx.problems import InvalidApp, app_problems, check_app, check_resource
 from atoll.torchx.resources import RESERVED_MEMMB, RESERVED_MILLICPU
 from atoll.torchx.service import service_manifest
 from atoll.torchx.status import STATES as JOB_STATE
@@ -210,12 +210,11 @@ def app_to_resource(
         network=network,
         priority=priority,
     )
-    return _resource(app, options, V1BETA1)
+    return _resource(app, _unique_id(app, "pods"), options, V1BETA1)
 
 
-def _resource(app: AppDef, options: Options, dialect: str) -> dict[str, Any]:
+def _resource(app: AppDef, app_id: str, options: Options, dialect: str) -> dict[str, Any]:
     """The checked AppWrapper; in the layout `pods`, its pods and its Service are models of the client."""
-    app_id = _unique_id(app, options.layout)
     check_app(app, app_id, options, dialect)
     made = wrapping.wrapper(app, app_id, options, dialect, torchx.__version__)
     check_resource(app, made, options)
@@ -228,6 +227,11 @@ def _resource(app: AppDef, options: Options, dialect: str) -> dict[str, Any]:
             elif item[key]["kind"] == "Service":
                 item[key] = service_of(item[key])
     return made
+
+
+def _default_dialect(options: Options) -> str:
+    """The dialect for a cluster that cannot be asked."""
+    return V1BETA1 if options.layout == "pods" else V1BETA2
 
 
 def get_appwrapper_status(app: Mapping[str, Any]) -> AppState:
@@ -376,7 +380,7 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         """The dialect of a new app: that of the options, or of the cluster, or of the layout."""
         if (wanted := options.wanted_dialect or self._dialect) is not None:
             return wanted
-        default = V1BETA1 if options.layout == "pods" else V1BETA2
+        default = _default_dialect(options)
         try:
             served = self._cluster().served()
         except (AtollError, ModuleNotFoundError) as exc:
@@ -385,6 +389,15 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         if not served:
             return default
         return default if default in served else served[0]
+
+    def _checked_dialect(self, app: AppDef, app_id: str, options: Options) -> str:
+        """The dialect of a new app. An app that no dialect can run is refused before the cluster is asked."""
+        dialect = options.wanted_dialect or self._dialect
+        if dialect is None and all(any(app_problems(app, app_id, options, each)) for each in DIALECTS):
+            dialect = _default_dialect(options)
+        dialect = dialect or self._dialect_for(options)
+        check_app(app, app_id, options, dialect)
+        return dialect
 
     def run_opts(self) -> runopts:
         """The options of a run, with those of the workspace."""
@@ -400,9 +413,10 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         """Nothing: a role without a resource is allowed, and all other checks are part of the dry run."""
 
     def _pre_build_validate(self, app: AppDef, scheduler: str, cfg: Any = None) -> None:  # noqa: ARG002
-        """Check the app before an image is built for it; the dialect may still be unknown."""
+        """Check the app before an image is built for it."""
         options = Options.of(cfg)
-        check_app(app, _unique_id(app, options.layout), options, options.wanted_dialect or self._dialect or V1BETA2)
+        self._use_context(options.context)
+        self._checked_dialect(app, _unique_id(app, options.layout), options)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Put the workspace into the image with docker, or into the store `code_store` without docker."""
@@ -424,8 +438,8 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
                 stacklevel=2,
             )
         self._use_context(options.context)
-        dialect = self._dialect_for(options)
-        resource = _resource(own, options, dialect)
+        app_id = _unique_id(own, options.layout)
+        resource = _resource(own, app_id, options, self._checked_dialect(own, app_id, options))
         if "schedulingSpec" in resource["spec"]:
             warnings.warn(
                 "MCAD does not keep the limit of restarts, and the first one comes after five minutes or more; "

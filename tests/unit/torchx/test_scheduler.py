@@ -173,6 +173,26 @@ def test_a_wrong_app_is_refused_before_any_request(connect):
     assert cluster.calls == []
 
 
+def test_an_app_that_no_dialect_can_run_is_refused_before_any_request(connect):
+    cluster, scheduler = connect(V1BETA2)
+    roles = [role(f"r{i}", port_map={"not a port": 1}) for i in range(9)]
+    with pytest.raises(InvalidApp) as caught:
+        scheduler.submit_dryrun(app(*roles), {})
+    assert {"roles", "roles[r0].port_map.not a port"} <= set(caught.value.fields)
+    assert cluster.calls == []
+
+
+@pytest.mark.parametrize(("layout", "replicas"), [("jobs", 1), ("pods", 9)])
+def test_the_check_before_a_build_is_that_of_the_dialect_of_the_cluster(connect, layout, replicas):
+    given = {"layout": layout, "priority": 5}
+    _, mcad = connect(V1BETA1)
+    mcad._pre_build_validate(app(role(replicas=replicas)), "kubernetes_mcad", given)
+    _, scheduler = connect(V1BETA2)
+    with pytest.raises(InvalidApp) as caught:
+        scheduler._pre_build_validate(app(role(replicas=replicas)), "kubernetes_mcad", given)
+    assert "priority" in caught.value.fields
+
+
 def test_the_dry_run_does_not_change_the_app(connect):
     import copy
 
