@@ -102,6 +102,8 @@ LABEL_INSTANCE_TYPE = names.INSTANCE_TYPE
 ANNOTATION_ISTIO_SIDECAR = names.ISTIO_SIDECAR
 
 _PLURAL = "appwrappers"
+_ANY_DIALECT = (V1BETA1, V1BETA2, LEGACY)
+"""Of a cluster that does not say what it serves."""
 _LIST_TIMEOUT_S = 30
 _LONGEST_WORDS = 500
 _NOT_STARTED = ("is waiting to start", "is not available", "does not have a host assigned")
@@ -374,7 +376,7 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         if self._dialect is not None:
             return (self._dialect,)
         served = self._cluster().served()
-        return tuple(served) if served else (V1BETA1, V1BETA2, LEGACY)
+        return tuple(served) if served else _ANY_DIALECT
 
     def _dialect_for(self, options: Options) -> str:
         """The dialect of a new app: that of the options, or of the cluster, or of the layout."""
@@ -547,18 +549,40 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         """The apps of TorchX in a namespace: that of the options, or of the active context."""
         options = Options.of(cfg)
         self._use_context(options.context)
-        given = (cfg or {}).get("namespace")
-        namespace = given if given not in (None, "default") else self._own_namespace()
-        group, _, version = self._dialects()[0].partition("/")
-        with self._explained("list"):
-            answer = self._custom_objects_api().list_namespaced_custom_object(
-                group=group, version=version, namespace=namespace, plural=_PLURAL, timeout_seconds=_LIST_TIMEOUT_S
-            )
+        namespace = (cfg or {}).get("namespace") or self._own_namespace()
         return [
             ListAppResponse(app_id=f"{namespace}:{item['metadata']['name']}", state=get_appwrapper_status(item))
-            for item in answer["items"]
+            for item in self._listed(namespace)
             if options.all_apps or status.is_of_torchx(item)
         ]
+
+    def _listed(self, namespace: str) -> Sequence[dict[str, Any]]:
+        """The AppWrappers of a namespace, in every dialect that the cluster serves. If the cluster does not say which,
+        the first one that it knows."""
+        from kubernetes.client.exceptions import ApiException
+
+        found: dict[str, Sequence[dict[str, Any]]] = {}
+        dialects = self._dialects()
+        for dialect in dialects:
+            group, _, version = dialect.partition("/")
+            if group in found or (found and dialects == _ANY_DIALECT):
+                continue
+            try:
+                with self._explained("list"):
+                    answer = self._custom_objects_api().list_namespaced_custom_object(
+                        group=group,
+                        version=version,
+                        namespace=namespace,
+                        plural=_PLURAL,
+                        timeout_seconds=_LIST_TIMEOUT_S,
+                    )
+                found[group] = answer["items"]
+            except ApiException as exc:
+                if exc.status != 404:
+                    raise
+        if not found:
+            raise ValueError(f"the cluster has no AppWrappers of {', '.join(dialects)}")
+        return [item for items in found.values() for item in items]
 
     def _own_namespace(self) -> str:
         """The namespace of the active context; `default` if it has none, or if there is no kubeconfig."""

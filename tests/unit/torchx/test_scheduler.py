@@ -498,6 +498,34 @@ def test_the_list_has_apps_of_torchx_in_any_state(connect):
     assert everything["ns:foreign"] is AppState.UNKNOWN
 
 
+def test_the_list_of_the_namespace_default_is_not_that_of_the_context(connect):
+    cluster, scheduler = connect(V1BETA2)
+    scheduler.list({"namespace": "default"})
+    assert cluster.calls[-1] == f"GET /apis/{V1BETA2}/namespaces/default/appwrappers"
+
+
+def test_the_list_has_the_apps_of_every_dialect_of_the_cluster(connect):
+    cluster, scheduler = connect(V1BETA2, LEGACY)
+    scheduler.list({"namespace": "ns"})
+    listed = [call for call in cluster.calls if "appwrappers" in call]
+    assert listed == [f"GET /apis/{each}/namespaces/ns/appwrappers" for each in (V1BETA2, LEGACY)]
+
+
+def test_the_list_of_a_cluster_that_does_not_say_what_it_serves(connect):
+    cluster, scheduler = connect(V1BETA2)
+    answer = cluster.answer
+    cluster.api.answer = lambda request: failure(403, "Forbidden") if request.path == "/apis" else answer(request)
+    cluster.add(made(), phase="Running")
+    assert [each.app_id for each in scheduler.list()] == ["team:fit-x"]
+
+
+def test_the_list_of_a_cluster_without_appwrappers_says_so(connect):
+    cluster, scheduler = connect()
+    cluster.dialects = ()
+    with pytest.raises(ValueError, match="no AppWrappers"):
+        scheduler.list()
+
+
 def test_a_context_without_a_namespace_is_default(connect):
     cluster, scheduler = connect(V1BETA2)
     with patch.object(module.KubernetesMCADScheduler, "_get_active_context", return_value={"context": {}}):
