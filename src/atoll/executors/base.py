@@ -6,7 +6,7 @@ the contract clauses E1-E30. `Starter`, `Replacer`, `Restarter`, `Watcher`, `Att
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -185,10 +185,11 @@ class Restarter(Protocol):
     A failed run with restarts left is then PENDING, with the reason `restarting`, until such a process restarts it.
     """
 
-    def restart(self, handle: RunHandle) -> bool:
+    def restart(self, handle: RunHandle, *, is_cancelled: Callable[[], bool] | None = None) -> bool:
         """Start all replicas again if they wait for that; two callers start them once. False if there is nothing to do.
 
-        The replicas of the attempt before have ended when it returns.
+        The replicas of the attempt before have ended when it returns. `is_cancelled` is asked when they have: a run
+        that was cancelled meanwhile is not started.
         """
         ...
 

@@ -1,15 +1,18 @@
 """Restarts a failed run where the service cannot, while a process waits for it. `Run.wait` calls this at each reading.
 
-`cancel` stops, records, and stops again. A watcher looks for the record before and after it has started the run again.
-So one of the two stops a restart that a cancellation races with.
+`cancel` stops, records, and stops again. A watcher looks for the record before it deletes the failed attempt, before it
+creates the next one, and after that. So one of the two stops a restart that a cancellation races with.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll import journal
+from atoll.errors import StoreError
 from atoll.executors.base import Composite, Executor, Replacer, Restarter
 from atoll.handle import RunHandle
 from atoll.spec import RunSpec
@@ -36,9 +39,24 @@ def restarted(run: Run, handle: RunHandle | None, status: RunStatus) -> RunStatu
         parts = [part.ranks for part in executor.parts_of(handle)]
     if not any(all(status.replicas[rank].reason is Reason.RESTARTING for rank in ranks) for ranks in parts):
         return status
-    if journal.is_cancelled(run.store, run.id, launch=run.launch) or not executor.restart(handle):
+    is_cancelled = partial(journal.is_cancelled, run.store, run.id, launch=run.launch)
+    if is_cancelled():
         return status
-    if journal.is_cancelled(run.store, run.id, launch=run.launch):
-        log.info("run %s was cancelled while it was started again: stop it", run.id)
-        run.executor.cancel(handle)
-    return run.status(progress=False)
+    was_restarted = True  # also if it raises: the request may have arrived
+    try:
+        was_restarted = executor.restart(handle, is_cancelled=partial(_surely, is_cancelled))
+    finally:
+        if was_restarted and is_cancelled():
+            log.info("run %s was cancelled while it was started again: stop it", run.id)
+            run.executor.cancel(handle)
+    return run.status(progress=False) if was_restarted else status
+
+
+def _surely(is_cancelled: Callable[[], bool]) -> bool:
+    """False if the store does not answer: the failed attempt is deleted already, so without the next one the run would
+    be lost. The store is asked again after it was created."""
+    try:
+        return is_cancelled()
+    except StoreError as exc:
+        log.info("the store does not say whether the run is cancelled: %s", exc.message)
+        return False

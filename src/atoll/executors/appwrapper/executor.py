@@ -7,7 +7,7 @@ deletes an object of somebody else that has the name of something inside, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -83,9 +83,10 @@ class AppWrapperExecutor(ClusterExecutor):
     def watch(self, handle: RunHandle) -> WrapperWatch:
         return WrapperWatch(self._of(handle), namespace_of(handle), handle.native_id, handle.replicas, self._clock)
 
-    def restart(self, handle: RunHandle) -> bool:
+    def restart(self, handle: RunHandle, *, is_cancelled: Callable[[], bool] | None = None) -> bool:
         """Start all replicas again after a failure, where MCAD cannot: by delete and re-create. See `Restarter`."""
-        return restarted(self._of(handle), namespace_of(handle), handle, Deadline(self._stop_s, self._clock))
+        limit = Deadline(self._stop_s, self._clock)
+        return restarted(self._of(handle), namespace_of(handle), handle, limit, is_cancelled)
 
     def is_cancelled(self, handle: RunHandle) -> bool:
         """Whether the AppWrapper is being deleted, or its pods are after it. An eviction or a reset is no cancel."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from atoll._time import Deadline
@@ -23,8 +24,13 @@ from atoll.kube.names import ATTEMPT, ENDED, context_of
 log = logging.getLogger("atoll.executors")
 
 
-def restarted(wrappers: Wrappers, namespace: str, handle: RunHandle, limit: Deadline) -> bool:
-    """Whether a new attempt was started. Two callers start one, because its name is that of the attempt before."""
+def restarted(
+    wrappers: Wrappers, namespace: str, handle: RunHandle, limit: Deadline, is_cancelled: Callable[[], bool] | None
+) -> bool:
+    """Whether a new attempt was started. Two callers start one, because its name is that of the attempt before.
+
+    A cancel that finds the AppWrapper deleted has nothing to stop, so `is_cancelled` is asked before it is created.
+    """
     if not wrappers.dialect().is_mcad:
         return False
     seen = wrappers.look(namespace, handle.native_id)
@@ -44,6 +50,9 @@ def restarted(wrappers: Wrappers, namespace: str, handle: RunHandle, limit: Dead
         names = ", ".join(str(each["metadata"]["name"]) for each in left)
         text = f"AppWrapper `{handle.native_id}` was deleted to start it again, and {names} has not ended"
         raise BackendUnavailable(text, executor=handle.executor, operation="restart")
+    if is_cancelled is not None and is_cancelled():
+        log.info("run %s was cancelled: it is not started again", context.run_id)
+        return False
     wrappers.jobs.create(again, namespace, context.run_id)
     return True
 

@@ -6,7 +6,7 @@ caller then stops the other parts by name. Executors of parts come from the call
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -242,9 +242,10 @@ class SeveralExecutor:
             raise RunNotFound(what, executor=self.name, operation="logs")
         return part.executor.attempt_logs(part.handle, rank - part.first_rank, attempt, tail=tail)
 
-    def restart(self, handle: RunHandle) -> bool:
+    def restart(self, handle: RunHandle, *, is_cancelled: Callable[[], bool] | None = None) -> bool:
         """Start the replicas of each part again that wait for that; see `Restarter`."""
-        restarted = [e.restart(part) for e, part, _ in self.parts_of(handle) if isinstance(e, Restarter)]
+        parts = [(executor, part) for executor, part, _ in self.parts_of(handle) if isinstance(executor, Restarter)]
+        restarted = [executor.restart(part, is_cancelled=is_cancelled) for executor, part in parts]
         return any(restarted)
 
     def queue_left_s(self, handle: RunHandle) -> float:

@@ -1,0 +1,174 @@
+"""Restarts on MCAD, by delete and re-create, against a scripted cluster: what a restart keeps, and what stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kube_api import Reply, Request, ScriptedApi, failure
+
+from atoll import journal
+from atoll.errors import ConfigError, StoreUnavailable
+from atoll.executors.appwrapper.executor import AppWrapperExecutor
+from atoll.journal import Cancel
+from atoll.kube.appwrapper import MCAD, components_of
+from atoll.kube.names import ATTEMPT, CONTROLLER_UID
+from atoll.runs.prepare import prepare
+from atoll.runs.run import Run
+from atoll.status import ReplicaState
+
+pytestmark = pytest.mark.server
+
+Object = dict[str, Any]
+
+
+class Dispatcher:
+    """One namespace of a cluster with MCAD.
+
+    A Job inside an AppWrapper gets the condition `end` at once; if that is empty, the Job goes on. The deletion of an
+    object deletes what it owns, and then calls `on_delete`; `on_create` may replace the answer.
+    """
+
+    def __init__(self, api: ScriptedApi) -> None:
+        self.objects: dict[str, Object] = {}
+        self.requests: list[str] = []
+        self.on_delete: Callable[[], None] = lambda: None
+        self.on_create: Callable[[], Reply | None] = lambda: None
+        self.end = "Failed"
+        self._number = 0
+        api.answer = self.answer
+
+    def named(self, kind: str) -> list[Object]:
+        return [found for path, found in self.objects.items() if f"/{kind}/" in path]
+
+    def answer(self, request: Request) -> Reply:
+        path = request.path
+        if request.query.get("dryRun"):
+            return Reply(201, request.body)
+        self.requests.append(f"{request.method} {path}")
+        if path == "/version":
+            return Reply(body={"major": "1", "minor": "36"})
+        if path == f"/apis/{MCAD.group}":
+            return Reply(body={"versions": [{"groupVersion": MCAD.api_version}]})
+        if path in self.objects and request.method == "GET":
+            return Reply(body=self.objects[path])
+        if path in self.objects and request.method == "DELETE":
+            self._remove(path)
+            self.on_delete()
+            return Reply(body={})
+        if request.method == "POST":
+            return self._create(path, request.body)
+        if path.endswith(("/pods", "/events")):
+            return Reply(body={"items": [], "metadata": {"resourceVersion": "1"}})
+        return failure(404, "NotFound")
+
+    def _create(self, path: str, body: Object) -> Reply:
+        key = f"{path}/{body['metadata']['name']}"
+        if key in self.objects:
+            return failure(409, "AlreadyExists")
+        made = self._stored(key, body)
+        if body["kind"] == "AppWrapper":
+            job = {**components_of(made)[0]}
+            ended: Object = {"conditions": [{"type": self.end, "status": "True"}]} if self.end else {}
+            ended |= {"completedIndexes": "0"} if self.end == "Complete" else {}
+            owner = {"ownerReferences": [{"uid": made["metadata"]["uid"]}]}
+            job = {**job, "status": ended, "metadata": {**job["metadata"], **owner}}
+            self._stored(f"/apis/batch/v1/namespaces/team/jobs/{body['metadata']['name']}", job)
+        return self.on_create() or Reply(201, made)
+
+    def _stored(self, key: str, body: Object) -> Object:
+        self._number += 1
+        given = {"uid": f"uid-{self._number}", "resourceVersion": str(self._number), "namespace": "team"}
+        made = {**body, "metadata": {**body["metadata"], **given}}
+        if body["kind"] == "Job":
+            made["metadata"]["labels"] = {**made["metadata"].get("labels", {}), CONTROLLER_UID: given["uid"]}
+        self.objects[key] = made
+        return made
+
+    def _remove(self, path: str) -> None:
+        uid = self.objects.pop(path)["metadata"]["uid"]
+        owned = [
+            key
+            for key, found in self.objects.items()
+            if uid in [each["uid"] for each in found["metadata"].get("ownerReferences") or ()]
+        ]
+        for key in owned:
+            self._remove(key)
+
+
+@pytest.fixture(scope="module")
+def running_api() -> Iterator[ScriptedApi]:
+    with ScriptedApi().running() as running:
+        yield running
+
+
+@pytest.fixture
+def mcad(running_api: ScriptedApi) -> Dispatcher:
+    return Dispatcher(running_api)
+
+
+@pytest.fixture
+def launch(running_api: ScriptedApi, mcad: Dispatcher, tmp_path) -> Callable[..., Run]:
+    def made(**settings: Any) -> Run:
+        executor = AppWrapperExecutor(
+            kubeconfig=str(running_api.kubeconfig(tmp_path)),
+            dialect="v1beta1",
+            image="registry.example/train:1",
+            command=["train"],
+            store_is_mounted=True,
+            **settings,
+        )
+        store = (tmp_path / "store").as_uri()
+        return prepare("", on=executor, store=store, program=("train",), replicas=1, max_restarts=1).submit()
+
+    return made
+
+
+def test_a_failed_run_is_created_again_with_its_next_attempt(mcad: Dispatcher, launch):
+    run = launch()
+    mcad.on_delete = lambda: setattr(mcad, "end", "Complete")
+    assert run.wait(timeout_s=20).state is ReplicaState.SUCCEEDED
+    (wrapper,) = mcad.named("appwrappers")
+    assert wrapper["metadata"]["annotations"][ATTEMPT] == "1"
+
+
+def test_a_run_that_is_cancelled_while_its_failed_attempt_is_deleted_is_not_created_again(mcad: Dispatcher, launch):
+    run = launch()
+    mcad.on_delete = lambda: journal.record_cancel(run.store, run.id, Cancel("enough"), launch=run.launch)
+    before = len(mcad.requests)
+    assert run.wait(timeout_s=20).state is ReplicaState.CANCELLED
+    assert mcad.objects == {}
+    assert [each for each in mcad.requests[before:] if each.startswith("POST")] == []
+
+
+@pytest.mark.parametrize("answer", [None, failure(422, "Invalid")], ids=["created", "refused"])
+def test_a_run_that_is_cancelled_while_it_is_created_again_is_stopped(mcad: Dispatcher, launch, answer):
+    run = launch()
+
+    def cancelled() -> Reply | None:
+        journal.record_cancel(run.store, run.id, Cancel("enough"), launch=run.launch)
+        return answer
+
+    mcad.on_create, mcad.on_delete = cancelled, lambda: setattr(mcad, "end", "")
+    if answer is None:
+        assert run.wait(timeout_s=20).state is ReplicaState.CANCELLED
+    else:
+        with pytest.raises(ConfigError, match="scripted"):
+            run.wait(timeout_s=20)
+    assert mcad.objects == {}
+
+
+def test_a_store_that_does_not_answer_during_a_restart_does_not_lose_the_run(mcad: Dispatcher, launch, monkeypatch):
+    run, asked = launch(), []
+
+    def is_cancelled(*_: Any, **__: Any) -> bool:
+        asked.append(len(mcad.named("appwrappers")))
+        if not asked[-1]:
+            raise StoreUnavailable("no answer")
+        return False
+
+    monkeypatch.setattr(journal, "is_cancelled", is_cancelled)
+    mcad.on_delete = lambda: setattr(mcad, "end", "Complete")
+    assert run.wait(timeout_s=20).state is ReplicaState.SUCCEEDED
+    assert asked == [1, 0, 1]
