@@ -31,6 +31,8 @@ def _inside(settings: AppWrapperSettings) -> Iterator[Right]:
     has_wheel = settings.bootstrap is not None and settings.pip_index is None
     if has_wheel or settings.command_args is not None:
         yield jobs.CONFIG_MAPS
+        if settings.shown_dialect.is_mcad:
+            yield Right("", "configmaps", ("get",), "with restarts: MCAD deletes them, and they are created again")
     if settings.queue is not None:
         yield from (jobs.WORKLOADS, jobs.PENDING, jobs.LOCAL_QUEUES)
 

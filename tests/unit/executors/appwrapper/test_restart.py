@@ -9,7 +9,7 @@ import pytest
 from kube_api import Reply, Request, ScriptedApi, failure
 
 from atoll import journal
-from atoll.errors import ConfigError, StoreUnavailable
+from atoll.errors import AuthError, ConfigError, StoreUnavailable
 from atoll.executors.appwrapper.executor import AppWrapperExecutor
 from atoll.journal import Cancel
 from atoll.kube.appwrapper import MCAD, components_of
@@ -172,3 +172,25 @@ def test_a_store_that_does_not_answer_during_a_restart_does_not_lose_the_run(mca
     mcad.on_delete = lambda: setattr(mcad, "end", "Complete")
     assert run.wait(timeout_s=20).state is ReplicaState.SUCCEEDED
     assert asked == [1, 0, 1]
+
+
+def test_the_files_of_a_run_come_back_with_its_next_attempt(mcad: Dispatcher, launch):
+    run = launch(command_args={"rate": 1})
+    (before,) = mcad.named("configmaps")
+    mcad.on_delete = lambda: setattr(mcad, "end", "Complete")
+    assert run.wait(timeout_s=20).state is ReplicaState.SUCCEEDED
+    (wrapper,), (after,) = mcad.named("appwrappers"), mcad.named("configmaps")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert [each["uid"] for each in after["metadata"]["ownerReferences"]] == [wrapper["metadata"]["uid"]]
+    assert (after["data"], after["metadata"]["labels"]) == (before["data"], before["metadata"]["labels"])
+
+
+def test_a_restart_that_cannot_read_the_files_of_the_run_deletes_nothing(mcad: Dispatcher, launch, running_api):
+    run = launch(command_args={"rate": 1})
+    answer, before = mcad.answer, dict(mcad.objects)
+    running_api.answer = lambda request: (
+        failure(403, "Forbidden", "no access") if "/configmaps/" in request.path else answer(request)
+    )
+    with pytest.raises(AuthError, match="no access"):
+        run.wait(timeout_s=20)
+    assert mcad.objects == before
