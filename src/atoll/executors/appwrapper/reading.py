@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from atoll.context import TIMED_OUT, TOO_OLD
 from atoll.kube.appwrapper import PREFIX, Phase, WrapperView, components_of
 from atoll.kube.kueue import QueueState, queue_of
 from atoll.kube.names import ATTEMPT, COMMAND, CONTROLLER_UID, ENDED, MAX_RESTARTS, POKE
@@ -109,9 +110,10 @@ def has_restart(wrapper: Object, rows: RunStatus) -> bool:
     """Whether all replicas start again after a failure that looks like these rows."""
     view = WrapperView.of(wrapper)
     limit = _number(wrapper, MAX_RESTARTS)
-    if view.is_mcad:
-        return _number(wrapper, ATTEMPT) < limit
     codes = {row.exit_code for row in rows.replicas if row.state is ReplicaState.FAILED and row.exit_code}
+    if view.is_mcad:  # the request for v1beta2 has these codes in `terminalExitCodes`
+        is_final = bool(codes & {TOO_OLD, TIMED_OUT}) and not _runs_own_program(components_of(wrapper))
+        return _number(wrapper, ATTEMPT) < limit and not is_final
     retryable = _codes(wrapper, "retryableExitCodes")
     is_terminal = bool(codes & _codes(wrapper, "terminalExitCodes")) or bool(retryable and codes - retryable)
     return view.resets < limit and not is_terminal
@@ -473,7 +475,10 @@ def _reset_text(wrapper: Object | None, view: WrapperView) -> str:
 
 def _is_own(seen: Snapshot) -> bool:
     """Whether replicas run a program of the image, which writes no outcomes."""
-    inside = [seen.job] if seen.job is not None else components_of(seen.wrapper or {})
+    return _runs_own_program([seen.job] if seen.job is not None else components_of(seen.wrapper or {}))
+
+
+def _runs_own_program(inside: Iterable[Object]) -> bool:
     return any(_annotations(each).get(COMMAND) == "own" for each in inside)
 
 

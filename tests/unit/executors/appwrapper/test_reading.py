@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.context import TIMED_OUT, TOO_OLD
 from atoll.errors import RunNotFound
 from atoll.executors.appwrapper import executor as executor_module
 from atoll.executors.appwrapper.executor import AppWrapperExecutor
@@ -172,6 +173,16 @@ def test_exit_codes_decide_about_restarts(annotations, is_restarted):
     rows = RunStatus((ReplicaStatus(0, FAILED, Reason.USER_ERROR, "", 3), ReplicaStatus(1, CANCELLED)))
     assert has_restart(wrapper({}, restarts=1, annotations=annotations), rows) is is_restarted
     assert not has_restart(wrapper({"resettingCount": 1}, restarts=1, annotations=annotations), rows)
+
+
+@pytest.mark.parametrize(
+    ("code", "command", "is_restarted"),
+    [(1, "replica", True), (TIMED_OUT, "replica", False), (TOO_OLD, "replica", False), (TIMED_OUT, "own", True)],
+)
+def test_an_end_that_no_restart_changes_is_not_restarted_on_mcad(code, command, is_restarted):
+    items = [{"generictemplate": job(command=command)}]
+    rows = RunStatus((ReplicaStatus(0, FAILED, Reason.USER_ERROR, exit_code=code),))
+    assert has_restart(wrapper({}, MCAD, restarts=1, resources={"GenericItems": items}), rows) is is_restarted
 
 
 def test_the_end_is_kept_when_the_failure_is_visible_and_again_when_every_pod_has_ended():
