@@ -112,7 +112,7 @@ def has_restart(wrapper: Object, rows: RunStatus) -> bool:
     limit = _number(wrapper, MAX_RESTARTS)
     codes = {row.exit_code for row in rows.replicas if row.state is ReplicaState.FAILED and row.exit_code}
     if view.is_mcad:  # the request for v1beta2 has these codes in `terminalExitCodes`
-        is_final = bool(codes & {TOO_OLD, TIMED_OUT}) and not _runs_own_program(components_of(wrapper))
+        is_final = bool(codes & {TOO_OLD, TIMED_OUT}) and not runs_own_program(components_of(wrapper))
         return _number(wrapper, ATTEMPT) < limit and not is_final
     retryable = _codes(wrapper, "retryableExitCodes")
     is_terminal = bool(codes & _codes(wrapper, "terminalExitCodes")) or bool(retryable and codes - retryable)
@@ -475,10 +475,11 @@ def _reset_text(wrapper: Object | None, view: WrapperView) -> str:
 
 def _is_own(seen: Snapshot) -> bool:
     """Whether replicas run a program of the image, which writes no outcomes."""
-    return _runs_own_program([seen.job] if seen.job is not None else components_of(seen.wrapper or {}))
+    return runs_own_program([seen.job] if seen.job is not None else components_of(seen.wrapper or {}))
 
 
-def _runs_own_program(inside: Iterable[Object]) -> bool:
+def runs_own_program(inside: Iterable[Object]) -> bool:
+    """Whether one of these objects of an AppWrapper is a Job whose replicas run a program of the image."""
     return any(_annotations(each).get(COMMAND) == "own" for each in inside)
 
 

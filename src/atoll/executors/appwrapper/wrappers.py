@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
 from atoll.errors import BackendError, ConfigError, Conflict, RunNotFound
-from atoll.executors.appwrapper.reading import Snapshot, ended_rows, notes_to_keep, wrapper_status
+from atoll.executors.appwrapper.reading import Snapshot, ended_rows, notes_to_keep, runs_own_program, wrapper_status
 from atoll.kube.appwrapper import DIALECTS, GROUPS, Dialect, Phase, WrapperView, components_of, served_dialect
 from atoll.kube.job import token_of
 from atoll.kube.job_watch import may_have_events
@@ -88,12 +88,14 @@ class Wrappers:
         return wrapper, job
 
     def queue(self, wrapper: Object | None) -> Any:
-        """What Kueue says; None if the AppWrapper has no queue, or is over."""
+        """What Kueue says; None if the AppWrapper has no queue, or is over and the store has the attempts of its
+        replicas. Of a program of the image only Kueue knows the attempts that it stopped."""
         if wrapper is None or not queue_of(wrapper):
             return None
-        if WrapperView.of(wrapper).phase in (Phase.SUCCEEDED, Phase.FAILED):
+        is_over = WrapperView.of(wrapper).phase in (Phase.SUCCEEDED, Phase.FAILED)
+        if is_over and not runs_own_program(components_of(wrapper)):
             return None
-        return self.jobs.queues.state(wrapper)
+        return self.jobs.queues.state(wrapper, with_position=not is_over)
 
     def status_of(self, seen: Snapshot, replicas: int) -> RunStatus:
         """The status; events and logs are read only if they can explain it. What would be lost is kept."""

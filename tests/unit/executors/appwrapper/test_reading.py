@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll._time import SYSTEM_CLOCK
 from atoll.context import TIMED_OUT, TOO_OLD
 from atoll.errors import RunNotFound
 from atoll.executors.appwrapper import executor as executor_module
@@ -27,8 +28,10 @@ from atoll.executors.appwrapper.reading import (
     wrapper_status,
 )
 from atoll.executors.appwrapper.restart import next_attempt
+from atoll.executors.appwrapper.wrappers import Wrappers
 from atoll.handle import RunHandle
 from atoll.kube.appwrapper import MCAD, PREFIX, V1BETA2
+from atoll.kube.gang import KUEUE_QUEUE
 from atoll.kube.kueue import Cause, QueueState
 from atoll.kube.names import ATTEMPT, COMMAND, CONTROLLER_UID, ENDED, INDEX, MAX_RESTARTS, POKE
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -377,3 +380,14 @@ def test_no_combination_of_states_raises(phase, state, dialect, has_job, resets,
     seen = Snapshot(wrapper(status, dialect, restarts=restarts), job() if has_job else None, [pod(0)])
     assert len(wrapper_status(seen, replicas=2).replicas) == 2
     assert json.loads(end_annotation(wrapper_status(seen, replicas=2), {}, 0))
+
+
+@pytest.mark.parametrize(("command", "attempt"), [("own", 1), ("replica", 0)])
+def test_an_eviction_counts_also_when_a_program_of_the_image_has_failed(command, attempt):
+    evicted = QueueState(Cause.ADMITTED, PENDING, Reason.WAITING, "", evictions=1)
+    jobs: Any = SimpleNamespace(queues=SimpleNamespace(state=lambda *_, **__: evicted))
+    ended = wrapper({"phase": "Failed"}, metadata={"labels": {KUEUE_QUEUE: "q"}},
+                    components=[{"template": job(command=command)}])  # fmt: skip
+    queue = Wrappers(jobs, SYSTEM_CLOCK, V1BETA2).queue(ended)
+    rows = wrapper_status(Snapshot(ended, None, queue=queue), replicas=2).replicas
+    assert [(row.state, row.attempt) for row in rows] == [(FAILED, attempt)] * 2
