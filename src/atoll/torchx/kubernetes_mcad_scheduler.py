@@ -484,7 +484,7 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         return f"{namespace}:{answer['metadata']['name']}"
 
     @contextmanager
-    def _explained(self, verb: str) -> Any:
+    def _explained(self, verb: str, resource: str = _PLURAL) -> Any:
         """Turn refused credentials and permissions into one `ValueError` that names the verb and the resource."""
         from kubernetes.client.exceptions import ApiException
 
@@ -494,7 +494,7 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
             if exc.status in (401, 403):
                 what = "is not logged in" if exc.status == 401 else "has no permission"
                 raise ValueError(
-                    f"cannot {verb} {_PLURAL}: the user of the kubeconfig {what} ({exc.status}: {_words_of(exc)})"
+                    f"cannot {verb} {resource}: the user of the kubeconfig {what} ({exc.status}: {_words_of(exc)})"
                 ) from exc
             raise
         except Exception as exc:
@@ -660,12 +660,13 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Lines of replica `k` of a role, each with a line feed, from its newest pod."""
+        """Lines of replica `k` of a role, each with a line feed, from its newest pod. A log is not followed beyond
+        `until`."""
         if streams not in (None, Stream.COMBINED):
             raise ValueError("KubernetesMCADScheduler only has the COMBINED log stream")
         namespace, name = split_app_id(app_id)
         age_s = since_seconds(since)
-        if should_tail:
+        if should_tail and (until is None or until.astimezone(UTC) > datetime.now(UTC)):
             lines: Iterable[str] = self._followed(namespace, name, role_name, k, age_s)
         else:
             lines = self._printed(namespace, name, role_name, k, age_s)
@@ -693,7 +694,8 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         if age_s is not None:
             query["since_seconds"] = age_s
         try:
-            text = client.CoreV1Api(self._api_client()).read_namespaced_pod_log(**query)
+            with self._explained("get", "pods/log"):
+                text = client.CoreV1Api(self._api_client()).read_namespaced_pod_log(**query)
         except ApiException as exc:
             if exc.status == 400 and any(words in str(exc.body) for words in _NOT_STARTED):
                 return iter(())

@@ -622,6 +622,26 @@ def test_the_newest_pod_of_a_restarted_replica_has_the_log(connect):
     assert list(scheduler.log_iter("ns:fit-x", "a")) == ["now\n"]
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_log_that_the_user_may_not_read_names_the_verb_and_the_resource(connect, status):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.pods = [pod("trainer", 0)]
+    cluster.refused["/log"] = failure(status, "Forbidden")
+    with pytest.raises(ValueError, match="cannot get pods/log"):
+        list(scheduler.log_iter("ns:fit-x", "trainer"))
+
+
+def test_a_log_is_not_followed_beyond_a_time_that_has_passed(connect):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(), phase="Running")
+    cluster.pods = [pod("trainer", 0)]
+    cluster.logs["fit-x-0"] = "2026-11-18T00:00:00Z one\n"
+    until = datetime(2026, 11, 18, 0, 0, 1, tzinfo=UTC)
+    lines = list(scheduler.log_iter("ns:fit-x", "trainer", until=until, should_tail=True))
+    assert lines == ["2026-11-18T00:00:00Z one\n"]
+    assert "follow" not in cluster.api.requests[-1].query
+
+
 def test_a_container_that_has_not_started_has_no_lines(connect):
     cluster, scheduler = connect(V1BETA2)
     cluster.pods = [pod("a", 0, "Pending", is_job=True)]
