@@ -33,6 +33,18 @@ from atoll.torchx.wrapping import app_retries
 
 MOST_BYTES = 1_400_000
 """etcd takes requests of 1.5 MiB; the controllers add a status."""
+_ONLY_V1BETA2 = (
+    "queue",
+    "queue_priority",
+    "retry_limit",
+    "retry_pause",
+    "warmup_grace",
+    "failure_grace",
+    "keep_failed",
+    "success_ttl",
+    "terminal_exit_codes",
+    "retryable_exit_codes",
+)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*\Z")
 
 
@@ -134,8 +146,8 @@ def _dialect_problems(app: Any, options: Options, dialect: str) -> Iterator[str]
         names = ", ".join(f"`{role.name}` (min_replicas={role.min_replicas})" for role in is_elastic)
         yield f"roles: {names}: this wrapper starts all replicas; leave min_replicas out, or use MCAD and layout=pods"
     if dialect != V1BETA2:
-        for name in ("queue", "queue_priority", "retry_limit", "terminal_exit_codes", "retryable_exit_codes"):
-            if getattr(options, name) is not None:
+        for name in _ONLY_V1BETA2:
+            if getattr(options, name) != Options.__dataclass_fields__[name].default:
                 yield f"{name}: {dialect} has no such field; use it with the dialect v1beta2"
         return
     if options.priority is not None:

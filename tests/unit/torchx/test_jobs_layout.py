@@ -161,6 +161,8 @@ def test_a_coscheduler_gets_pod_groups_of_today():
         (app(), V1BETA2, {"queue_priority": "high"}, "queue_priority"),
         (app(), V1BETA1, {"queue": "team"}, "queue"),
         (app(), V1BETA1, {"retry_limit": 1}, "retry_limit"),
+        (app(), V1BETA1, {"warmup_grace": "1h"}, "warmup_grace"),
+        (app(), V1BETA1, {"success_ttl": "1h", "layout": "pods"}, "success_ttl"),
         (app(role(max_retries=1)), V1BETA1, {}, "max_retries"),
         (app(role(replicas=4, min_replicas=2)), V1BETA2, {}, "roles"),
         (app(*(role(f"r{i}") for i in range(9))), V1BETA2, {}, "roles"),
