@@ -29,6 +29,7 @@ from atoll.torchx.names import (
 )
 from atoll.torchx.options import V1BETA2, Options, overlay_problems
 from atoll.torchx.pods import least_replicas
+from atoll.torchx.resources import resource_rules
 from atoll.torchx.wrapping import app_retries
 
 MOST_BYTES = 1_400_000
@@ -86,6 +87,8 @@ def app_problems(app: Any, app_id: str, options: Options, dialect: str) -> Itera
 
 def role_problems(app: Any, index: int, role: Any, app_id: str, options: Options) -> Iterator[str]:
     where = f"roles[{role.name}]"
+    if not role.name:
+        yield "roles: a role has a name, by which its pods are found"
     if role.num_replicas < 1:
         yield f"{where}.num_replicas={role.num_replicas}: at least 1"
     name = replica_name(app_id, index, max(role.num_replicas - 1, 0), layout=options.layout)
@@ -95,6 +98,8 @@ def role_problems(app: Any, index: int, role: Any, app_id: str, options: Options
         yield f"{where}.image=`{role.image}`: the name of an image"
     if not role.entrypoint or role.entrypoint == MISSING:
         yield f"{where}.entrypoint: the program that the container runs"
+    yield from (f"{where}.args[{i}]={each!r}: a text" for i, each in enumerate(role.args) if not isinstance(each, str))
+    yield from resource_rules(f"{where}.resource", role.resource)
     yield from _port_problems(where, role)
     yield from _env_problems(where, app, role)
     yield from mount_problems(where, role.mounts)

@@ -173,6 +173,28 @@ def test_what_a_dialect_cannot_do_is_refused(made, dialect, options, field):
     assert field in problems(made, dialect, **options)
 
 
+@pytest.mark.parametrize(
+    ("resource", "field"),
+    [
+        ({"gpu": 0.5}, "gpu"),
+        ({"cpu": float("nan")}, "cpu"),
+        ({"memMB": "2G"}, "memMB"),
+        ({"devices": {"bad name": 1}}, "devices.bad name"),
+        ({"devices": {"vpc.amazonaws.com/efa": 1.5}}, "devices.vpc.amazonaws.com/efa"),
+        ({"capabilities": {"node.kubernetes.io/instance-type": "a b"}},
+         "capabilities.node.kubernetes.io/instance-type"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_resource_that_kubernetes_would_refuse_is_refused(resource, field):
+    wrong = specs.Resource(**{"cpu": 1, "memMB": 100, "gpu": 0, **resource})
+    assert set(problems(app(role(resource=wrong)))) == {f"roles[trainer].resource.{field}"}
+
+
+def test_a_role_without_a_name_and_arguments_that_are_no_text_are_refused():
+    assert set(problems(app(role("", args=[3])))) == {"roles", "roles[].args[0]"}
+
+
 def test_a_policy_that_no_controller_has_is_refused():
     if not hasattr(specs.RetryPolicy, "ROLE"):
         pytest.skip("this TorchX has no such policy")
