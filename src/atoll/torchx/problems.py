@@ -12,7 +12,7 @@ from torchx.specs import MISSING, RetryPolicy
 
 from atoll.errors import InvalidSpec
 from atoll.kube.appwrapper import MOST_POD_SETS, components_of
-from atoll.kube.names import CONTAINER, is_dns_label
+from atoll.kube.names import CONTAINER, is_dns_label, is_label_key, is_label_value
 from atoll.torchx.mounts import mount_problems
 from atoll.torchx.names import (
     INDEX_VARIABLE,
@@ -175,8 +175,19 @@ def resource_problems(resource: Mapping[str, Any], options: Options) -> Iterator
         more = "; use layout=jobs, whose size does not grow" if options.layout == "pods" else ""
         yield f"the AppWrapper has {size} bytes, and at most {MOST_BYTES} can be stored{more}"
     for each in components_of(resource):
+        yield from _label_problems(each)
         if each["kind"] in ("Pod", "Job"):
             yield from _overlay_problems(each)
+
+
+def _label_problems(made: Mapping[str, Any]) -> Iterator[str]:
+    """Labels that an overlay or a long name of a role has made wrong."""
+    template = made["spec"]["template"] if made["kind"] == "Job" else {"metadata": {}}
+    labels = {**(made["metadata"].get("labels") or {}), **(template["metadata"].get("labels") or {})}
+    for key, value in labels.items():
+        if not is_label_key(key) or not isinstance(value, str) or (value and not is_label_value(value)):
+            what = f"{made['kind']} {made['metadata']['name']}"
+            yield f"labels.{key}=`{value}`: {what}: at most 63 letters, digits, `-`, `_` and `.`"
 
 
 def _overlay_problems(made: Mapping[str, Any]) -> Iterator[str]:

@@ -195,6 +195,12 @@ def test_a_role_without_a_name_and_arguments_that_are_no_text_are_refused():
     assert set(problems(app(role("", args=[3])))) == {"roles", "roles[].args[0]"}
 
 
+def test_labels_that_an_overlay_or_a_long_role_makes_wrong_are_refused():
+    assert problems(app(), overlay='{"metadata": {"labels": {"team": "a b"}}}') == ("labels.team",)
+    long = {"layout": "pods", "coscheduler_name": "co"}
+    assert "labels.pod-group.scheduling.sigs.k8s.io" in problems(app(role("r" * 60)), LEGACY, **long)
+
+
 def test_a_policy_that_no_controller_has_is_refused():
     if not hasattr(specs.RetryPolicy, "ROLE"):
         pytest.skip("this TorchX has no such policy")
