@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock
-from atoll.context import RunContext
+from atoll.context import TIMEOUT, RunContext
 from atoll.errors import BackendError, BackendUnavailable, InvalidSpec, RunNotFound, StopFailed, Unsupported
 from atoll.executors.base import Capabilities, Check, Plan, Stray, ranks_to_stop
 from atoll.executors.hf_jobs.client import HubClient
@@ -113,7 +113,7 @@ class HubJobsExecutor:
         machine = self._machine(plan)
         if isinstance(machine, str):
             return []
-        limit_s = float(plan.request["jobs"][0]["timeout"])
+        limit_s = float(plan.request["jobs"][0]["env"][TIMEOUT])
         return list(price_notes(machine, _gpu(plan), replicas=plan.replicas, limit_s=limit_s))
 
     def hourly_usd(self, plan: Plan, placement: Placement) -> float | None:  # noqa: ARG002  the flavor says it

@@ -25,6 +25,8 @@ MANAGED_BY, RUN, RANK, TOKEN = "managed-by", "atoll-run", "atoll-rank", "atoll-t
 _JOB_ID = "JOB_ID"
 """The variable in which the service tells a container the id of its job."""
 _MOST_GROUP_CHARS = 46
+_SLACK_S = 60
+"""The service's time limit comes so much later than the supervisor's, which stores how the replica ended."""
 _CREDENTIALS: dict[str, tuple[str, ...]] = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     "gs": ("GOOGLE_",),
@@ -69,6 +71,11 @@ def job_name(label: str, rank: int) -> str:
     return f"{label}-{rank:05d}"
 
 
+def job_limit_s(timeout_s: float, grace_s: float) -> int:
+    """When the service ends a job: after the supervisor has ended a replica with this limit and this grace."""
+    return math.ceil(timeout_s + grace_s) + _SLACK_S
+
+
 def secret_references(placement: Placement, settings: JobSettings) -> dict[str, str]:
     """Variable of a replica -> where the launcher finds its value."""
     return {**{name: f"env:{name}" for name in settings.secrets}, **placement.secrets}
@@ -93,7 +100,7 @@ def job_body(
             CLAIM: _JOB_ID,
         },
         "flavor": flavor,
-        "timeout": math.ceil(placement.timeout_s),
+        "timeout": job_limit_s(placement.timeout_s, placement.grace_s),
         "attempts": 1,  # the supervisor in the container restarts the replica
         "labels": {
             **settings.labels,

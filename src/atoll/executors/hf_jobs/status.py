@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from atoll.context import CLAIMED, TIMED_OUT, TIMEOUT, TOO_OLD
-from atoll.executors.hf_jobs.request import RANK, TOKEN
+from atoll.context import CLAIMED, GRACE, TIMED_OUT, TIMEOUT, TOO_OLD
+from atoll.executors.hf_jobs.request import RANK, TOKEN, job_limit_s
 from atoll.status import Reason, ReplicaState, ReplicaStatus
 
 OVER = frozenset({"COMPLETED", "CANCELED", "CANCELLED", "ERROR", "DELETED"})
@@ -44,12 +44,26 @@ class Job:
         return self.stage in OVER
 
     @property
-    def limit_s(self) -> float | None:
-        given = (self.environment or {}).get(TIMEOUT, "")
+    def is_past_limit(self) -> bool:
+        """Whether the job ran for longer than its replica may."""
+        limits = self._limits_s
+        return limits is not None and self.running_s is not None and self.running_s >= limits[0]
+
+    @property
+    def is_at_service_limit(self) -> bool:
+        """Whether the job ran until the service ends it. The service may round times to seconds."""
+        limits = self._limits_s
+        return limits is not None and self.running_s is not None and self.running_s >= limits[1] - 1
+
+    @property
+    def _limits_s(self) -> tuple[float, float] | None:
+        """The time limits of the supervisor and of the service."""
+        given = self.environment or {}
         try:
-            return float(given)
-        except ValueError:
+            timeout_s, grace_s = float(given[TIMEOUT]), float(given[GRACE])
+        except (KeyError, ValueError):
             return None
+        return timeout_s, job_limit_s(timeout_s, grace_s)
 
 
 def job_of(info: Any) -> Job:
@@ -113,7 +127,7 @@ def _verdict(job: Job) -> tuple[ReplicaState, Reason, int | None]:
     if job.stage == "ERROR":
         return ReplicaState.FAILED, *_failure(job)
     if job.stage in ("CANCELED", "CANCELLED"):
-        if _TIMEOUT.search(job.message):
+        if job.is_at_service_limit or _TIMEOUT.search(job.message):
             return ReplicaState.FAILED, Reason.TIMEOUT, None
         return ReplicaState.CANCELLED, Reason.CANCELLED, None
     if job.stage == "DELETED":
@@ -126,8 +140,8 @@ def _verdict(job: Job) -> tuple[ReplicaState, Reason, int | None]:
 def _failure(job: Job) -> tuple[Reason, int | None]:
     """Why a job failed, from its message and its running time: the service has no field for an exit code."""
     text, code = job.message, exit_code(job.message)
-    is_past_limit = job.limit_s is not None and job.running_s is not None and job.running_s >= job.limit_s
-    if code == TIMED_OUT or is_past_limit or (code is None and _TIMEOUT.search(text)):
+    is_late = job.is_at_service_limit or (code is None and job.is_past_limit)
+    if code == TIMED_OUT or is_late or (code is None and _TIMEOUT.search(text)):
         return Reason.TIMEOUT, code
     if _OOM.search(text):
         return Reason.OOM, code
