@@ -52,7 +52,7 @@ def status_of(exc: BaseException) -> int:
     return status if isinstance(status, int) else 0
 
 
-def retry_after_s(exc: BaseException) -> float:
+def retry_after_s(exc: BaseException | None) -> float:
     """How long the service asks to wait: `Retry-After: 3`, or `RateLimit: "api";r=0;t=3`. 0 if it does not say."""
     headers: Any = getattr(getattr(exc, "response", None), "headers", None) or {}
     texts = [str(headers.get("retry-after", ""))]

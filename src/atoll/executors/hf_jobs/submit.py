@@ -16,7 +16,7 @@ from typing import Any
 from atoll.errors import AtollError, BackendError, ConfigError, Conflict, InvalidSpec, RunNotFound, SubmitError
 from atoll.executors.base import Plan
 from atoll.executors.hf_jobs.client import EXTRA
-from atoll.executors.hf_jobs.errors import EXECUTOR, is_throttled
+from atoll.executors.hf_jobs.errors import EXECUTOR, is_throttled, retry_after_s
 from atoll.executors.hf_jobs.jobs import Jobs
 from atoll.executors.hf_jobs.request import TOKEN, job_name
 from atoll.executors.hf_jobs.status import Job, job_of
@@ -67,6 +67,7 @@ class Submission:
                 log.info("created job `%s` of rank %d", job.id, rank)
                 return
             except BackendError as exc:
+                asked_s = retry_after_s(exc.__cause__)
                 maybe_created = maybe_created or (exc.retryable and not is_throttled(exc))
                 if maybe_created and self._found_after_all(rank):
                     return
@@ -74,7 +75,7 @@ class Submission:
                     if maybe_created:
                         self._created.append(job_name(self._label, rank))
                     raise
-            deadline.sleep(next(pauses))
+            deadline.sleep(max(next(pauses), asked_s))
 
     def _found_after_all(self, rank: int) -> bool:
         """Whether a create without an answer has made the job. If the list fails, the name of the job is left."""
