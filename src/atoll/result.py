@@ -132,8 +132,9 @@ def join(
 ) -> RunStatus:
     """The backend's status, corrected by the outcomes in the store.
 
-    The store corrects two cases: the backend has no record (LOST), and a process ended with exit code 0 but wrote no
-    outcome. The second is a success if the replicas run a program that writes no outcomes.
+    The store corrects three cases: the backend has no record (LOST), it tells no exit code of a failure, and a process
+    ended with exit code 0 but wrote no outcome. The last is a success if the replicas run a program that writes no
+    outcomes.
 
     `cancelled` is the recorded reason of a cancellation: a replica that was preempted then counts as cancelled, except
     for the ranks in `over`, which had ended before it.
@@ -185,6 +186,10 @@ def _join_one(
             attempt=outcome.attempt,
             warnings=outcome.warnings,
         )
+    if replica.state is outcome.state is ReplicaState.FAILED and replica.exit_code is None:
+        # A backend that tells no exit code can only guess that the user's code has failed.
+        reason = outcome.reason if replica.reason is Reason.USER_ERROR else replica.reason
+        replica = replace(replica, reason=reason, exit_code=outcome.exit_code)
     # Supervisors in containers restart, and backends do not count.
     return replace(replica, attempt=outcome.attempt, warnings=outcome.warnings)
 

@@ -158,6 +158,15 @@ def test_an_outcome_of_an_earlier_attempt_does_not_count():
     assert join(status, {0: outcome(0, S.FAILED, attempt=0)}).state is S.LOST
 
 
+def test_an_exit_code_that_the_backend_does_not_tell_comes_from_the_store():
+    stored = {rank: ReplicaOutcome(rank, 0, S.FAILED, Reason.OOM, "", 137) for rank in range(3)}
+    guessed, known = Reason.USER_ERROR, Reason.TIMEOUT
+    ends = [(guessed, None), (known, None), (guessed, 3)]
+    backend = RunStatus(tuple(ReplicaStatus(rank, S.FAILED, why, "", code) for rank, (why, code) in enumerate(ends)))
+    joined = [(r.reason, r.exit_code) for r in join(backend, stored).replicas]
+    assert joined == [(Reason.OOM, 137), (known, 137), (guessed, 3)]
+
+
 def test_a_good_end_without_an_outcome_is_a_failure_with_that_reason():
     joined = join(run_status(S.SUCCEEDED), {})
     assert (joined.replicas[0].state, joined.replicas[0].reason) == (S.FAILED, Reason.NO_OUTCOME)

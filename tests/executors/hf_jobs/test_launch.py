@@ -174,6 +174,15 @@ def test_sweep_finds_what_runs_in_the_namespace(bench, hub):
         assert executor.strays() == []
 
 
+def test_the_exit_code_comes_from_the_store_if_the_message_of_the_service_has_none(bench, hub, monkeypatch):
+    info = Job.info
+    monkeypatch.setattr(Job, "info", lambda job: {**info(job), "status": {"stage": job.stage, "message": None}})
+    with launched(bench, "act", 1, args={"parts": ["sys_exit"]}) as run:
+        let_go(bench, run)
+        ended = run.status().replicas[0]
+        assert (ended.state, ended.reason, ended.exit_code) == (ReplicaState.FAILED, Reason.USER_ERROR, 3)
+
+
 def test_a_deleted_job_is_lost(bench, hub):
     with launched(bench, "echo") as run:
         let_go(bench, run)
