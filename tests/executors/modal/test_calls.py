@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from atoll import journal
-from atoll.context import RANK
+from atoll.context import RANK, home
 from atoll.errors import AuthError, BackendError, ConfigError
 from atoll.executors.modal.executor import ModalExecutor
 from atoll.keys import RunKeys
+from atoll.registry import open_store
 from atoll.status import Reason, ReplicaState
 from atoll.testing import contract_jobs
 from atoll.testing.bench import (
@@ -250,6 +253,26 @@ def test_a_hundred_replicas_take_one_request_each_and_a_status_takes_few(bench, 
     assert looks == (5, 5), "a look whether replicas were stopped meanwhile"
     assert sum(launch.values()) == 2, "looking up and binding take the same number of requests whatever N"
     assert sum(round_of_status.values()) == 10
+
+
+def test_sweep_keeps_the_records_of_a_call_whose_id_was_lost_until_its_rank_is_claimed(bench):
+    """The launcher is killed after the spawn and before it has recorded the id; the call waits for a machine."""
+    draft = order(bench, "hold").draft(bench.executor(), bench.store_uri)
+    with cleared(bench, draft.spec.run_id), bench.queue_held():
+        journal.record_run(draft.store, draft.spec, executor="modal")
+        draft.executor.submit(draft.plan)
+        for uri in (bench.store_uri, str(next((home() / "modal").iterdir()))):
+            store = open_store(uri)
+            [key] = [key for key in store.list("runs/") if "/calls/sent/" in key]
+            record = json.loads(bytes(store.get(key)))
+            store.put(key, json.dumps({**record, "calls": {"0": None}}).encode())
+        for _ in range(2):
+            assert [stray.native_id for stray in bench.executor().strays()] == ["rank-00000"]
+        bench.executor().cancel(draft.executor.handle(draft.plan))
+        assert bench.executor().strays() == []
+        [call] = calls_of(bench.peer, draft.spec.run_id, bench.store_uri)
+    until(bench, "the call has returned", lambda: call.is_over)
+    assert call.value["state"] == "cancelled"
 
 
 def test_sweep_finds_the_calls_of_this_machine_until_they_are_over(bench):

@@ -35,7 +35,7 @@ from atoll.executors.modal.records import BARRED, CallRecords, RankCalls, sent_h
 from atoll.executors.modal.request import CAPABILITIES, context_of, request_token, run_handle, spawn_request
 from atoll.executors.modal.settings import Client, Lag, ModalSettings, Seconds, plan_hint
 from atoll.executors.modal.status import replica_status
-from atoll.executors.modal.submit import Submission, bound_function
+from atoll.executors.modal.submit import Submission, bound_function, unknown_call
 from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
 from atoll.journal import Claim
@@ -144,7 +144,7 @@ class ModalExecutor:
             if not chosen:
                 break
         else:
-            refusals |= {f"rank-{rank:05d}": _unsettled(rank) for rank in chosen}
+            refusals |= {unknown_call(rank): _unsettled(rank) for rank in chosen}
         if refusals:
             reasons = {name: error.message for name, error in refusals.items()}
             raise StopFailed(f"run `{context_of(handle).run_id}`", reasons, executor=self.name) from next(
@@ -231,13 +231,17 @@ class ModalExecutor:
         return found
 
     def _strays_of(self, handle: RunHandle) -> list[Stray]:
+        """Calls that are not over. A call whose id was lost is one, under the name of its rank, until its rank is
+        claimed: it may wait for a machine."""
         context, (_, known) = context_of(handle), self._known(handle)
         looks = self._calls.look_all(call for calls in known for call in calls.ids)
+        alive = [(rank, call) for rank, calls in enumerate(known) for call in calls.ids if not looks[call].is_over]
+        unknown = [
+            (rank, unknown_call(rank)) for rank, calls in enumerate(known) if calls.has_unknown and calls.holder is None
+        ]
         return [
             Stray(handle, call, f"rank {handle.first_rank + rank} of run `{context.run_id}`", context)
-            for rank, calls in enumerate(known)
-            for call in calls.ids
-            if not looks[call].is_over
+            for rank, call in sorted([*alive, *unknown])
         ]
 
     def deploy(self) -> Deployment:

@@ -88,7 +88,7 @@ class Submission:
         except BaseException as exc:
             with suppress(StoreError):
                 self._record()
-            created = [call or _unknown(rank) for rank, call in self._calls.items()]
+            created = [call or unknown_call(rank) for rank, call in self._calls.items()]
             if not isinstance(exc, AtollError):
                 raise
             if not created and not adopted:
@@ -138,6 +138,6 @@ class Submission:
             del self._calls[each]
 
 
-def _unknown(rank: int) -> str:
+def unknown_call(rank: int) -> str:
     """The name of a call whose id is not known."""
     return f"rank-{rank:05d}"
