@@ -52,3 +52,12 @@ def test_the_command_takes_a_dash(hub, capsys):
     words = ["doctor", "hf-jobs", "--setting", "namespace=tester", "--setting", "image=team/train:1", "--json"]
     assert main(words) == 0
     assert "cpu-basic" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"), [((), 2), (("--setting", "store_is_mounted=true"), 0)], ids=["out of reach", "mounted"]
+)
+def test_a_folder_that_replicas_cannot_see_is_no_good_store(hub, tmp_path, capsys, settings, code):
+    words = ["doctor", "hf-jobs", "--setting", "namespace=tester", "--setting", "image=team/train:1"]
+    assert main([*words, "--store", str(tmp_path / "store"), *settings]) == code
+    assert ("replicas are on other machines" in capsys.readouterr().out) == (code == 2)

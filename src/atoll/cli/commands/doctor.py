@@ -17,12 +17,13 @@ from atoll.cli.app import command
 from atoll.cli.launch_options import complete_backend, pairs
 from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.watch import store_hint
-from atoll.context import default_store, home
-from atoll.errors import AtollError, BackendError, ConfigError, InvalidSpec, StoreError, UnknownName
+from atoll.context import RunContext, default_store, home
+from atoll.errors import AtollError, BackendError, ConfigError, InvalidSpec, StoreError, UnknownName, Unsupported
 from atoll.executors.base import Check, Diagnoser, PermissionLister
 from atoll.runs import config
 from atoll.runs.config import Config
 from atoll.runs.parts import backend_names
+from atoll.spec import Placement
 
 _LEAST_PYTHON = (3, 11)
 _COMPILERS = "`apt install gcc`, `dnf install gcc`, `xcode-select --install`"
@@ -60,6 +61,8 @@ def doctor_command(
             _print_permissions(out, name, own)
             return
         findings += _backend_findings(name, own)
+        if chosen_store := store or _configured_store(settings):
+            findings += _reach_findings(name, own, chosen_store)
     findings += _store_findings(store or (settings.get("store") if settings else default_store()))
     out.data({"checks": [{"kind": f.kind, **asdict(f.check)} for f in findings]})
     out.text(_table_text(out, findings))
@@ -130,6 +133,25 @@ def _backend_findings(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     except AtollError as exc:
         checks = [Check(name, False, exc.message, exc.hint or "")]
     return [Finding("backend", check) for check in checks]
+
+
+def _configured_store(settings: Config | None) -> str | None:
+    """The store that the user has configured; None for the default, which only replicas on this machine see."""
+    found = settings.settings.get("store") if settings else None
+    return None if found is None or found.origin == "default" else str(found.value)
+
+
+def _reach_findings(name: str, settings: Mapping[str, Any], uri: str) -> list[Finding]:
+    """Why replicas on this backend could not open the store, as a plan would refuse it."""
+    try:
+        context = RunContext("doctor", registry.store_uri(uri))
+        registry.executor(name, **settings).plan(context, Placement())
+    except Unsupported as exc:
+        found = [problem for problem in exc.problems if problem.startswith("store=")]
+        return [Finding("store", Check(f"for {name}", False, problem, is_input=True)) for problem in found]
+    except AtollError:  # another check reports it
+        return []
+    return []
 
 
 def _store_findings(uri: str) -> list[Finding]:
