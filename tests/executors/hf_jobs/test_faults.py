@@ -43,6 +43,22 @@ def test_a_cancel_is_quiet_while_a_list_shows_that_an_ended_job_runs(bench, hub)
         assert bench.executor().status(run.handle).state is ReplicaState.SUCCEEDED
 
 
+def test_jobs_of_others_in_a_list_are_not_taken_for_replicas(bench, hub, monkeypatch):
+    """A server that ignores the filter by label shows the jobs of every user and of every run."""
+    listed = hub.list
+    monkeypatch.setattr(hub, "list", lambda namespace, query: listed(namespace, {**query, "label": []}))
+    hub.page_size = 2
+    other = {"command": ["sleep", "60"], "arguments": [], "environment": {}, "flavor": "cpu-basic", "dockerImage": "x"}
+    hub.run("tester", {**other, "labels": {"atoll-run": "another", "atoll-rank": "0", "atoll-token": "t"}})
+    hub.run("tester", other)
+    with launched(bench, "hold", 2) as run:
+        own = {job.id for job in hub.jobs.values() if job.labels.get("atoll-run") == run.handle.native_id}
+        assert {replica.native_id for replica in run.executor.status(run.handle).replicas} == own
+        assert {stray.native_id for stray in run.executor.strays()} == own
+        run.cancel()
+    assert [job.is_over for job in hub.jobs.values() if job.id not in own] == [False, False]
+
+
 @pytest.mark.parametrize("answer", [{"error": "later"}, [None], [{"id": "1", "owner": None}]])
 def test_a_list_that_is_none_is_an_error_of_the_service(hub, executor, monkeypatch, answer):
     monkeypatch.setattr(hub, "list", lambda *_: (answer, None))

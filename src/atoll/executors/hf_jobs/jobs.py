@@ -35,7 +35,7 @@ class Jobs:
             found = self.client.jobs(namespace, operation, f"jobs of `{label}`", labels={RUN: label})
         except RunNotFound:  # the service has no such namespace any more
             return {}
-        jobs = {job.id: job for job in map(job_of, found)}
+        jobs = {job.id: job for job in map(job_of, found) if job.has_label(RUN, label)}
         self.remember(namespace, label, jobs)
         return jobs
 
@@ -75,7 +75,7 @@ class Jobs:
         """Every job of Atoll in the namespace that waits or runs."""
         labels, stages = {MANAGED_BY: "atoll"}, ("SCHEDULING", "RUNNING")
         found = self.client.jobs(namespace, "sweep", "jobs of Atoll", labels=labels, stages=stages)
-        return [job for job in map(job_of, found) if not job.is_over]
+        return [job for job in map(job_of, found) if not job.is_over and job.has_label(MANAGED_BY, "atoll")]
 
     def known(self, namespace: str, label: str) -> dict[str, int]:
         """The ids of jobs of this run that this process has seen, with their ranks."""

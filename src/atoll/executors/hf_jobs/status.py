@@ -43,6 +43,9 @@ class Job:
     def is_over(self) -> bool:
         return self.stage in OVER
 
+    def has_label(self, name: str, value: str) -> bool:
+        return (self.labels or {}).get(name) == value
+
     @property
     def is_past_limit(self) -> bool:
         """Whether the job ran for longer than its replica may."""
