@@ -8,6 +8,7 @@ import atoll
 from atoll.errors import ConfigError, InvalidSpec
 from atoll.executors.base import Check, Deployer, Diagnoser
 from atoll.executors.modal import container
+from services.modal.deploy_rpcs import DeployRpcs
 from services.modal.server import FUNCTION
 
 
@@ -29,6 +30,14 @@ def test_each_thing_that_is_wrong_has_a_hint(modal_peer, executor):
     assert {name for name, check in checks.items() if not check.ok} == {"secret no-such-secret", "function"}
     assert "atoll deploy modal" in checks["function"].hint
     assert not found(executor(image="x", packages=["torch"]))["settings"].ok
+
+
+def test_an_environment_that_the_workspace_lacks_is_told(modal_peer, executor, monkeypatch):
+    checks = found(executor(environment="mian"))
+    assert [(name, check.ok) for name, check in checks.items()] == [("token", True), ("environment", False)]
+    assert "modal environment list" in checks["environment"].hint
+    monkeypatch.delattr(DeployRpcs, "EnvironmentGetOrCreate")
+    assert all(check.ok for check in executor().diagnose()), "a service that does not tell is no failure"
 
 
 def test_an_image_that_does_not_answer_like_atoll_is_told(modal_peer, executor):

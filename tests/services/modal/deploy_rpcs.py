@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.empty_pb2 import Empty
+from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ class DeployRpcs:
     _engine: Engine
 
     async def EnvironmentGetOrCreate(self, request: Any) -> Any:
+        name = request.deployment_name or "main"
+        if name not in self._engine.environments:
+            raise GRPCError(Status.NOT_FOUND, f"Environment '{name}' not found")
         settings = api_pb2.EnvironmentSettings(image_builder_version="2025.06")
-        metadata = api_pb2.EnvironmentMetadata(name=request.deployment_name or "main", settings=settings)
+        metadata = api_pb2.EnvironmentMetadata(name=name, settings=settings)
         return api_pb2.EnvironmentGetOrCreateResponse(environment_id="en-peer", metadata=metadata)
 
     async def AppGetByDeploymentName(self, request: Any) -> Any:

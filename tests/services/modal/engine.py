@@ -42,6 +42,7 @@ class Engine:
         self.functions: dict[str, Function] = {}
         self.secrets: dict[str, dict[str, str]] = {}
         self.volumes: set[str] = set()
+        self.environments: set[str] = {"main"}
         self.images: list[list[str]] = []
         """The commands of every image that was asked for."""
         self.tag = ""

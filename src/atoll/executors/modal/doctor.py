@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import atoll
-from atoll.errors import AtollError, RunNotFound
+from atoll.errors import AtollError, AuthError, RunNotFound
 from atoll.executors.base import Check
 from atoll.executors.modal.client import ModalClient
 from atoll.executors.modal.settings import ModalSettings
@@ -15,6 +15,8 @@ from atoll.executors.modal.submit import DEPLOY_HINT, SECRET_HINT
 _PROBE_S = 300.0
 """A first container pulls the image."""
 _TOKEN_HINT = "set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, or run `modal setup`"  # noqa: S105
+
+_ENVIRONMENT_HINT = "`modal environment list` shows those of the workspace; set `environment`, or MODAL_ENVIRONMENT"
 
 
 def setup_checks(client: ModalClient, settings: ModalSettings, *, environment: str | None) -> list[Check]:
@@ -29,7 +31,9 @@ def setup_checks(client: ModalClient, settings: ModalSettings, *, environment: s
     token = _checked("token", client, hello, lambda _: "Modal accepts it", _TOKEN_HINT)
     if not token.ok:
         return [token]
-    found = [token, Check("environment", True, environment or "the default of the workspace")]
+    found = [token, _environment(client, environment)]
+    if not found[-1].ok:
+        return found
     for name in settings.secrets:
 
         def secret(name: str = name) -> Any:
@@ -43,6 +47,23 @@ def setup_checks(client: ModalClient, settings: ModalSettings, *, environment: s
     deployed = _checked("function", client, function, lambda _: f"{settings.app}.{settings.function}", DEPLOY_HINT)
     found.append(deployed)
     return [*found, _image(client, function)] if deployed.ok else found
+
+
+def _environment(client: ModalClient, name: str | None) -> Check:
+    """Whether the workspace has the environment. Without a name, Modal uses the default of the workspace."""
+    if name is None:
+        return Check("environment", True, "the default of the workspace")
+
+    def look() -> Any:
+        return client.modal.Environment.from_name(name, client=client.connection).hydrate()
+
+    try:
+        client.call("doctor", f"environment `{name}`", look)
+    except (RunNotFound, AuthError) as exc:
+        return Check("environment", False, exc.message, _ENVIRONMENT_HINT)
+    except AtollError as exc:  # the checks of the function and of the secrets need it too
+        return Check("environment", True, f"{name}; not checked: {exc.message}")
+    return Check("environment", True, name)
 
 
 def _image(client: ModalClient, function: Callable[[], Any]) -> Check:
