@@ -205,12 +205,14 @@ class ModalExecutor:
 
     @contextmanager
     def knowing_call(self, handle: RunHandle, rank: int, call_id: str) -> Iterator[None]:
-        """Tell the id of a rank's call for the time of the block, in case no record has it."""
-        self._noted[handle] = {rank: call_id}
+        """Tell the id of a rank's call for the time of the block, in case no record has it. Threads may do so for
+        several ranks at once."""
+        noted = self._noted.setdefault(handle, {})
+        noted[rank] = call_id
         try:
             yield
         finally:
-            del self._noted[handle]
+            noted.pop(rank, None)
 
     def links(self, handle: RunHandle, rank: int) -> dict[str, str]:
         """The page of the call; empty if this process has not read its id yet."""
@@ -284,7 +286,7 @@ class ModalExecutor:
         copied = local.read(handle.replicas)
         if any(calls.is_known for calls in copied):
             return local, copied
-        if noted := self._noted.get(handle, {}):
+        if noted := dict(self._noted.get(handle, {})):
             sent = {rank: (call_id,) for rank, call_id in noted.items()}
             return local, [RankCalls(sent.get(rank, ())) for rank in range(handle.replicas)]
         if problem is not None:

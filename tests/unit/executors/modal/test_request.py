@@ -88,3 +88,14 @@ def test_the_environment_of_the_profile_is_used(tmp_path, monkeypatch):
     assert plan(Placement()).request["environment"] == "play"
     monkeypatch.setenv("MODAL_CONFIG_PATH", str(tmp_path / "none"))
     assert plan(Placement()).request["environment"] is None
+
+
+def test_threads_can_tell_the_calls_of_several_ranks_at_once():
+    """As a program does that cancels its handles in a pool of threads."""
+    executor, handle = ModalExecutor(), RunHandle("modal", "main/atoll", "s3://bucket/exp/1/run", 2)
+    blocks = [executor.knowing_call(handle, rank, f"fc-{rank}") for rank in range(2)]
+    for block in blocks:
+        block.__enter__()
+    for block in blocks:
+        block.__exit__(None, None, None)
+    assert not any(executor._noted.values())
