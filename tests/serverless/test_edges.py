@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from atoll import serverless
 from atoll.errors import AuthError, BackendError, ConfigError, Conflict, InvalidSpec, StoreUnavailable
 from atoll.serverless import LocalProcessExecutor
 from atoll.serverless.forms import read_form
@@ -50,6 +51,23 @@ def test_a_variable_of_atoll_is_no_argument_of_an_own_command():
         read_form("", {"atoll_args": 1, "lr": 0.5}, command=["train"])
     assert caught.value.fields == ("atoll_args",)
     assert read_form("", {"lr": 0.5, "debug": True}, command=["train"]).env == {"LR": "0.5", "DEBUG": "True"}
+
+
+@pytest.mark.parametrize(
+    ("facade", "given", "field"),
+    [
+        ("LocalProcessExecutor", {"root": 3}, "root"),
+        ("SageMakerExecutor", {"role_arn": "", "image_uri": "train:1", "output_s3_path": "s3://b/out"}, "role_arn"),
+        ("ModalSpawnExecutor", {"app_name": ""}, "app_name"),
+        ("HFJobsExecutor", {"image": ""}, "image"),
+        ("EKSExecutor", {"image": "train:1", "service_account_name": 3}, "service_account_name"),
+        ("MCADExecutor", {"image": "train:1", "queue": 3}, "queue"),
+    ],
+)
+def test_problems_of_a_constructor_name_its_arguments(facade, given, field):
+    with pytest.raises(InvalidSpec, match=facade) as caught:
+        getattr(serverless, facade)(**given)
+    assert (caught.value.fields, caught.value.hint) == ((field,), None)
 
 
 @pytest.mark.parametrize("entrypoint", ["train.py", "./train.py:main", "a b", "pkg.:fn", ":fn", "", None, 3])

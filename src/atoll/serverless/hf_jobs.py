@@ -12,7 +12,7 @@ from atoll.executors.base import Executor
 from atoll.executors.hf_jobs.executor import HubJobsExecutor
 from atoll.runs.prepare import Draft
 from atoll.runs.run import Run
-from atoll.serverless.facade import SettingsFacade, keeps_arguments
+from atoll.serverless.facade import SettingsFacade, arguments_named, keeps_arguments
 from atoll.serverless.forms import Form
 from atoll.serverless.handles import Replica
 from atoll.spec import Gpu
@@ -42,9 +42,10 @@ class HFJobsExecutor(SettingsFacade):
         idempotency_key: str | None = None,
         client: Any = None,
     ) -> None:
-        jobs = HubJobsExecutor(
-            image=image, namespace=namespace, flavor=flavor, secrets=secrets, token=token, client=client
-        )
+        with arguments_named(type(self).__name__, self.argument_names, HubJobsExecutor.name):
+            jobs = HubJobsExecutor(
+                image=image, namespace=namespace, flavor=flavor, secrets=secrets, token=token, client=client
+            )
         self._use(jobs, store=store, run_id=run_id, idempotency_key=idempotency_key)
 
     def _for_launch(self, gpu: str | None, form: Form) -> tuple[Executor, dict[str, Any]]:  # noqa: ARG002  no command

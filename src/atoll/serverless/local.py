@@ -11,7 +11,7 @@ from atoll.context import default_store
 from atoll.executors.local.executor import LocalExecutor
 from atoll.runs.prepare import Draft
 from atoll.runs.run import Run
-from atoll.serverless.facade import Facade, keeps_arguments
+from atoll.serverless.facade import Facade, arguments_named, keeps_arguments
 
 _READY_S = 10.0
 
@@ -34,7 +34,8 @@ class LocalProcessExecutor(Facade):
         run_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> None:
-        self._processes = LocalExecutor(root=root)
+        with arguments_named(type(self).__name__, self.argument_names, LocalExecutor.name):
+            self._processes = LocalExecutor(root=root)
         self._use(self._processes, store=store, run_id=run_id, idempotency_key=idempotency_key)
 
     def _warnings(self, draft: Draft) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from atoll.executors.modal.executor import ModalExecutor
 from atoll.runs.run import Run
-from atoll.serverless.facade import SettingsFacade, keeps_arguments
+from atoll.serverless.facade import SettingsFacade, arguments_named, keeps_arguments
 from atoll.serverless.protocol import ReplicaHandle
 
 
@@ -39,16 +39,17 @@ class ModalSpawnExecutor(SettingsFacade):
         idempotency_key: str | None = None,
         client: Any = None,
     ) -> None:
-        calls = ModalExecutor(
-            app=app_name,
-            function=function,
-            environment=environment,
-            image=image,
-            secrets=secrets,
-            volumes=volumes or {},
-            region=region,
-            client=client,
-        )
+        with arguments_named(type(self).__name__, self.argument_names, ModalExecutor.name):
+            calls = ModalExecutor(
+                app=app_name,
+                function=function,
+                environment=environment,
+                image=image,
+                secrets=secrets,
+                volumes=volumes or {},
+                region=region,
+                client=client,
+            )
         self._use(calls, store=store, run_id=run_id, idempotency_key=idempotency_key)
 
     def cancel(self, handle: ReplicaHandle) -> None:

@@ -12,7 +12,7 @@ from atoll.executors.sagemaker.machines import CPU_INSTANCE_TYPE, GPU_INSTANCE_T
 from atoll.executors.sagemaker.request import job_name
 from atoll.runs.prepare import Draft
 from atoll.runs.run import Run
-from atoll.serverless.facade import SettingsFacade, keeps_arguments
+from atoll.serverless.facade import SettingsFacade, arguments_named, keeps_arguments
 from atoll.serverless.forms import Form
 from atoll.serverless.handles import Replica
 
@@ -45,20 +45,21 @@ class SageMakerExecutor(SettingsFacade):
         idempotency_key: str | None = None,
         command: Sequence[str] = (),
     ) -> None:
-        jobs = SageMakerTrainingExecutor(
-            role_arn=role_arn,
-            image_uri=image_uri,
-            output_s3_path=output_s3_path,
-            # A default is no choice of the user, so it does not contradict the GPU of a launch.
-            instance_type=None if instance_type == GPU_INSTANCE_TYPE else instance_type,
-            cpu_instance_type=None if cpu_instance_type == CPU_INSTANCE_TYPE else cpu_instance_type,
-            volume_size_gb=volume_size_gb,
-            region=region,
-            sagemaker_client=sagemaker_client,
-            logs_client=logs_client,
-            store_is_mounted=store_is_mounted,
-            command=command,
-        )
+        with arguments_named(type(self).__name__, self.argument_names, SageMakerTrainingExecutor.name):
+            jobs = SageMakerTrainingExecutor(
+                role_arn=role_arn,
+                image_uri=image_uri,
+                output_s3_path=output_s3_path,
+                # A default is no choice of the user, so it does not contradict the GPU of a launch.
+                instance_type=None if instance_type == GPU_INSTANCE_TYPE else instance_type,
+                cpu_instance_type=None if cpu_instance_type == CPU_INSTANCE_TYPE else cpu_instance_type,
+                volume_size_gb=volume_size_gb,
+                region=region,
+                sagemaker_client=sagemaker_client,
+                logs_client=logs_client,
+                store_is_mounted=store_is_mounted,
+                command=command,
+            )
         self._use(jobs, store=store, run_id=run_id, idempotency_key=idempotency_key, command=command)
 
     def _for_launch(self, gpu: str | None, form: Form) -> tuple[Executor, dict[str, Any]]:  # noqa: ARG002
