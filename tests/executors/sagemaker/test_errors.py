@@ -37,6 +37,8 @@ def ours(exc: Exception) -> BackendError:
         ("ValidationException", "Requested resource not found.", 400, RunNotFound),
         ("ResourceNotFound", "", 400, RunNotFound),
         ("ResourceNotFoundException", "The specified log group does not exist.", 400, RunNotFound),
+        ("SomethingNew", "", 404, RunNotFound),
+        ("UnknownOperationException", "", 404, BackendError),
         ("ValidationException", "1 validation error detected: Value 'a.b'", 400, BackendError),
         ("ValidationException", "The training job is in status Stopped.", 400, BackendError),
         ("ResourceInUse", "", 400, BackendError),

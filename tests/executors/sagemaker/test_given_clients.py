@@ -117,7 +117,7 @@ def test_errors_are_recognized_by_their_answer(raised, kind):
     assert str(raised) in caught.value.message
 
 
-@pytest.mark.parametrize("raised", [Refusal(status=404), Refusal("ResourceNotFound")])
+@pytest.mark.parametrize("raised", [Refusal(status=404), Refusal("ResourceNotFound"), Refusal("Gone", status=404)])
 def test_a_job_that_is_not_found_is_lost(raised):
     client = mock()
     client.describe_training_job.side_effect = raised

@@ -66,6 +66,8 @@ _THROTTLED = frozenset(
 )
 _QUOTA = frozenset({"ResourceLimitExceeded", "ServiceQuotaExceededException"})
 _MISSING = frozenset({"404", "ResourceNotFound", "ResourceNotFoundException", "NoSuchBucket"})
+_NO_OPERATION = frozenset({"MalformedQueryString", "UnknownOperationException"})
+"""Answers with status 404 that are about the call, not about what it names."""
 _NOT_FOUND = re.compile(r"requested resource not found|could not find (requested )?(job|resource)", re.I)
 _IN_STATUS = re.compile(r"in status \W?(Completed|Failed|Stopped|Stopping|Deleting)\b")
 _NO_CREDENTIALS = ("Credential", "Token", "Auth", "SSO", "LoginError", "ProfileNotFound")
@@ -122,9 +124,8 @@ def _kind(exc: Exception) -> type[AtollError]:
     code = str(found.get("Code", ""))
     if code in _QUOTA:
         return CapacityError
-    if (code or str(status)) in _MISSING or (
-        code == "ValidationException" and _NOT_FOUND.search(str(found.get("Message", "")))
-    ):
+    is_missing = code == "ValidationException" and _NOT_FOUND.search(str(found.get("Message", "")))
+    if code in _MISSING or (status == 404 and code not in _NO_OPERATION) or is_missing:
         return RunNotFound
     if code in _THROTTLED or code in _TRANSIENT or status == 429 or status >= 500:
         return BackendUnavailable
