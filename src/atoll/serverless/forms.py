@@ -154,6 +154,10 @@ def _function_form(entrypoint: Any, args: dict[str, Any], *, runs_callables: boo
         if not runs_callables:
             rule = "replicas run the code of their image; name the function as `package.module:function`"
             return None, [f"entrypoint=`{_named(entrypoint)}`: {rule}"]
+        try:
+            Entry.of(entrypoint)
+        except ValueError as exc:
+            return None, [f"entrypoint=`{_named(entrypoint)}`: {exc}"]
         return _with_common(entrypoint, args, args), []
     entry = Entry(dotted=entrypoint) if ":" not in entrypoint else entrypoint
     try:
