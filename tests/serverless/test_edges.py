@@ -6,6 +6,7 @@ import dataclasses
 import os
 from functools import partial
 
+import numpy as np
 import pytest
 
 from atoll import serverless
@@ -104,6 +105,11 @@ def test_problems_name_the_arguments_of_the_call(executor, given, field):
 def test_a_store_that_cannot_be_reached_is_an_error_of_the_store(executor):
     with pytest.raises(StoreUnavailable):
         executor.launch_replicas(1, f"{JOBS}:echo", {"rendezvous_uri": "ftp://nohost.invalid/x"})
+
+
+@pytest.mark.parametrize("timeout", [2, np.int64(2), np.float32(2.5)])
+def test_a_deadline_may_be_a_number_of_numpy(executor, timeout):
+    assert executor.collect([], timeout=timeout) == []
 
 
 @pytest.mark.parametrize("handle", [{"rank": 0}, None, 3])

@@ -210,6 +210,7 @@ class Facade:
 
         The rows come after about `timeout`, also if the service or the store does not answer.
         """
+        timeout = plain(timeout)
         if timeout is not None and not SECONDS.fits(timeout):
             raise InvalidSpec("collect", [f"timeout={shown(timeout)}: {SECONDS.words}, or None"])
         if isinstance(handles, str | Mapping) or not isinstance(handles, Iterable):
