@@ -80,6 +80,10 @@ def not_json():
     return {"model": object(), "best": {2, 1}}
 
 
+def equal_keys():
+    return [{1: "number", "1": "text", None: 0}]
+
+
 def fail_until(ctx, *, attempt):
     print(f"this is attempt {ctx.attempt}")
     if ctx.attempt < attempt:

@@ -252,10 +252,14 @@ def _write_result(value: Any, attempt: Attempt) -> dict[str, Any]:
     """Write the value as JSON. What is not JSON does not fail a replica whose work is done: see `json_values`."""
     warnings: tuple[str, ...] = ()
     try:
-        _write_json(value, attempt)
+        is_json = _has_text_keys(value)
+        if is_json:
+            _write_json(value, attempt)
     except OSError:
         raise
     except Exception:  # noqa: BLE001  classes of the value can raise anything
+        is_json = False
+    if not is_json:
         value, warnings = to_json(value)
         _write_json(value, attempt)
     if warnings:
@@ -263,6 +267,13 @@ def _write_result(value: Any, attempt: Attempt) -> dict[str, Any]:
         _print_error(f"warning: {warnings[0]}{more}\n")
     report = {"state": ReplicaState.SUCCEEDED, "reason": Reason.OK, "message": "", "exit_code": 0}
     return {**report, "warnings": list(warnings)} if warnings else report
+
+
+def _has_text_keys(value: Any) -> bool:
+    """Whether all keys are texts. The `json` module writes the keys `1` and `"1"` alike, and a reader loses one."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _has_text_keys(item) for key, item in value.items())
+    return not isinstance(value, list | tuple) or all(map(_has_text_keys, value))
 
 
 def _write_json(value: Any, attempt: Attempt) -> None:

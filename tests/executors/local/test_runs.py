@@ -101,6 +101,14 @@ def test_a_value_that_is_not_json_is_kept_as_text_with_a_warning(jobs, store):
     assert list(run.logs(0)) == [f"warning: {warning}"]
 
 
+def test_keys_with_the_same_text_in_json_are_both_kept(jobs, store):
+    run = atoll.launch("jobs:equal_keys", store=store)
+    assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
+    (outcome,) = run.result().outcomes
+    assert outcome.result == [{"1": "number", "'1'": "text", "null": 0}]
+    assert outcome.warnings == ("result[0]: a key with the text of another key is not JSON; its repr is kept",)
+
+
 def test_sys_exit_zero_is_a_success(jobs, store):
     run = atoll.launch("jobs:sys_exit", store=store, args={"code": 0})
     assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
