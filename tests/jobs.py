@@ -80,6 +80,10 @@ def not_json():
     return {"model": object(), "best": {2, 1}}
 
 
+def tokens(context=2048, lr=0.1):
+    return [context, lr]
+
+
 def equal_keys():
     return [{1: "number", "1": "text", None: 0}]
 

@@ -130,6 +130,14 @@ def test_a_handle_with_the_rank_of_another_is_refused(executor, jobs):
 
 
 @pytest.mark.process
+def test_a_parameter_named_context_keeps_its_own_default(executor, jobs):
+    handles = [
+        handle for args in ({}, {"context": 4096}) for handle in executor.launch_replicas(1, "jobs:tokens", args)
+    ]
+    assert [row["result"] for row in executor.collect(handles, timeout=LIMIT_S)] == [[2048, 0.1], [4096, 0.1]]
+
+
+@pytest.mark.process
 def test_a_store_that_fails_after_the_start_does_not_lose_the_handles(executor, jobs, monkeypatch):
     def fail(*_):
         raise StoreUnavailable("scripted")

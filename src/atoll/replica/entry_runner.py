@@ -225,7 +225,7 @@ def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[s
     parameters = list(takes.parameters.values())
     positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     first = parameters[0] if parameters and parameters[0].kind in positional else None
-    wants_context = first is not None and first.name not in args and _is_context(first.name, first.annotation)
+    wants_context = first is not None and first.name not in args and _is_context(first)
     leading = (context,) if wants_context else ()
     try:
         takes.bind(*leading, **args)
@@ -235,8 +235,12 @@ def _call(function: Callable[..., Any], context: ReplicaContext, args: Mapping[s
     return function(*leading, **args)
 
 
-def _is_context(name: str, annotation: Any) -> bool:
-    return name in ("ctx", "context") or annotation is ReplicaContext or str(annotation).endswith("ReplicaContext")
+def _is_context(first: Parameter) -> bool:
+    """Whether the first parameter is the context. One with a default of its own, such as `context=2048`, is not."""
+    if first.annotation is ReplicaContext or str(first.annotation).endswith("ReplicaContext"):
+        return True
+    has_value = first.default is not Parameter.empty and first.default is not None
+    return first.name in ("ctx", "context") and not has_value
 
 
 def _success(value: Any, attempt: Attempt) -> dict[str, Any]:
