@@ -71,6 +71,16 @@ def test_logs_without_a_client_for_them_are_an_error_that_lets_the_caller_read_t
     assert "logs_client" in (caught.value.hint or "")
 
 
+def test_streams_with_names_of_their_own_are_read_but_not_those_of_another_rank():
+    logs = MagicMock()
+    made = executor(Service(), logs_client=logs)
+    handle = submitted(made, 1)
+    other = f"{job_name(handle.native_id, 0)}0/algo-1"
+    logs.describe_log_streams.return_value = {"logStreams": [{"logStreamName": name} for name in ("stream", other)]}
+    logs.get_log_events.side_effect = lambda logStreamName, **_: {"events": [{"message": logStreamName}]}  # noqa: N803
+    assert list(made.logs(handle, 0, tail=5)) == ["stream"]
+
+
 @pytest.mark.parametrize("missing", ["create_training_job", "describe_training_job", "stop_training_job"])
 def test_a_client_without_a_call_is_refused_by_name_at_once(missing):
     calls = {"create_training_job", "describe_training_job", "stop_training_job"} - {missing}

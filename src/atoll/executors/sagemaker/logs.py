@@ -46,8 +46,12 @@ class JobLog:
                 str(stream["logStreamName"]) for stream in page.get("logStreams", []) if "logStreamName" in stream
             ]
             if not page.get("nextToken"):
-                return sorted(name for name in found if _STREAM.match(name.removeprefix(self.job)))
+                return sorted(name for name in found if self._may_have(name))
             more = {"nextToken": pages.after(str(page["nextToken"]))}
+
+    def _may_have(self, stream: str) -> bool:
+        """Whether it is a stream of this rank. A stand-in for a client may answer with names of its own."""
+        return not stream.startswith(self.job) or _STREAM.match(stream.removeprefix(self.job)) is not None
 
     def new_lines(self, streams: Iterable[str]) -> list[str]:
         """Lines of all streams that were not read before, ordered by time."""
