@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from atoll.errors import BackendUnavailable
 from atoll.executors.hf_jobs.executor import HubJobsExecutor
 from atoll.serverless import HFJobsExecutor
 from services.hf_jobs.bench import HASTE, SETTINGS
@@ -30,3 +31,14 @@ def test_a_facade_over_an_executor_has_its_settings(hub):
     facade = HFJobsExecutor.over(HubJobsExecutor(**{**SETTINGS, **HASTE}, labels={"team": "a"}), store="s3://b/x")
     assert (facade.image, facade.namespace, facade.labels) == ("team/train:1", "tester", {"team": "a"})
     assert facade.store == "s3://b/x"
+
+
+def test_a_service_that_fails_after_the_start_does_not_lose_the_handles(hub, store, monkeypatch):
+    def fail(*_):
+        raise BackendUnavailable("scripted")
+
+    facade = HFJobsExecutor.over(HubJobsExecutor(**{**SETTINGS, **HASTE}), store=store)
+    monkeypatch.setattr(HubJobsExecutor, "job_ids", fail)
+    handles = facade.launch_replicas(2, "atoll.testing.protocol_jobs:echo", {}, timeout=600)
+    assert [handle.metadata["job_id"] for handle in handles] == [None, None]
+    assert [row["status"] for row in facade.collect(handles, timeout=60)] == ["succeeded"] * 2

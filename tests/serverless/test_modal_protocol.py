@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from atoll.errors import InvalidSpec, Unsupported
+from atoll.errors import InvalidSpec, StoreUnavailable, Unsupported
 from atoll.executors.modal.executor import ModalExecutor
 from atoll.serverless import ModalSpawnExecutor
 from services.modal.bench import HASTE, SETTINGS
@@ -67,3 +67,14 @@ def test_a_handle_is_enough_to_cancel_while_the_store_is_lost(modal_peer, tmp_pa
         assert all(call.is_over for call in modal_peer.engine.calls.values())
     finally:
         modal_peer.engine.admits.set()
+
+
+def test_a_store_that_fails_after_the_start_does_not_lose_the_handles(modal_peer, tmp_path, monkeypatch):
+    def fail(*_):
+        raise StoreUnavailable("scripted")
+
+    facade = ModalSpawnExecutor.over(ModalExecutor(**SETTINGS, **HASTE), store=str(tmp_path / "store"))
+    monkeypatch.setattr(ModalExecutor, "call_ids", fail)
+    handles = facade.launch_replicas(2, "atoll.testing.protocol_jobs:echo", {})
+    assert [handle.metadata["call_id"] for handle in handles] == [None, None]
+    assert [row["status"] for row in facade.collect(handles, timeout=60)] == ["succeeded"] * 2

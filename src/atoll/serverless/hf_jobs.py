@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from atoll.errors import UnknownName
+from atoll.errors import BackendError, UnknownName
 from atoll.executors.base import Executor
 from atoll.executors.hf_jobs.executor import HubJobsExecutor
 from atoll.runs.prepare import Draft
@@ -73,7 +73,9 @@ class HFJobsExecutor(SettingsFacade):
         return [note.removeprefix(mark) for note in draft.executor.prices(draft.plan) if note.startswith(mark)]
 
     def _native(self, run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        found = self._executor.job_ids(run.handle)
+        found: list[str | None] = [None for _ in ranks]
+        with suppress(BackendError):  # the replicas run already, and handles work without it
+            found = self._executor.job_ids(run.handle)
         return [{"job_id": found[rank]} for rank in ranks]
 
     def _details(self, replica: Replica, ranks: Sequence[int]) -> list[dict[str, Any]]:

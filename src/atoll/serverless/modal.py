@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, ClassVar
 
+from atoll.errors import BackendError, StoreError
 from atoll.executors.modal.executor import ModalExecutor
 from atoll.runs.run import Run
 from atoll.serverless.facade import SettingsFacade, arguments_named, keeps_arguments
@@ -60,4 +61,7 @@ class ModalSpawnExecutor(SettingsFacade):
             super().cancel(handle)
 
     def _native(self, run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        return [{"call_id": call_id} for call_id in self._executor.call_ids(run.handle, ranks)]
+        found: list[str | None] = [None for _ in ranks]
+        with suppress(BackendError, StoreError):  # the replicas run already, and handles work without it
+            found = self._executor.call_ids(run.handle, ranks)
+        return [{"call_id": call_id} for call_id in found]
