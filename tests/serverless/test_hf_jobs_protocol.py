@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from unittest.mock import MagicMock
 
-from atoll.errors import BackendUnavailable
+import pytest
+
+from atoll.errors import BackendError, BackendUnavailable
 from atoll.executors.hf_jobs.executor import HubJobsExecutor
 from atoll.serverless import HFJobsExecutor
 from services.hf_jobs.bench import HASTE, SETTINGS
@@ -42,3 +45,11 @@ def test_a_service_that_fails_after_the_start_does_not_lose_the_handles(hub, sto
     handles = facade.launch_replicas(2, "atoll.testing.protocol_jobs:echo", {}, timeout=600)
     assert [handle.metadata["job_id"] for handle in handles] == [None, None]
     assert [row["status"] for row in facade.collect(handles, timeout=60)] == ["succeeded"] * 2
+
+
+@pytest.mark.parametrize("answer", [{}, None, MagicMock()])
+def test_a_client_that_does_not_tell_the_user_is_an_error_of_the_service(answer):
+    client = MagicMock()
+    client.whoami.return_value = answer
+    with pytest.raises(BackendError, match="whoami"):
+        HFJobsExecutor("train:1", client=client, store="s3://b/x").launch_replicas(1, "train:main", {})

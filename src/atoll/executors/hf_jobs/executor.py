@@ -134,7 +134,11 @@ class HubJobsExecutor:
 
     def whoami(self) -> dict[str, Any]:
         """The identity of the token."""
-        return dict(self._client.call("whoami", "doctor", "the identity of the token"))
+        found = self._client.call("whoami", "doctor", "the identity of the token")
+        if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+            message = "the identity of the token: the answer of `whoami` has no `name`"
+            raise BackendError(message, executor=self.name, operation="doctor", reason="no_answer")
+        return dict(found)
 
     def handle(self, plan: Plan) -> RunHandle:
         namespace, label, first = plan.request["namespace"], plan.request["label"], plan.request.get("first_rank", 0)
