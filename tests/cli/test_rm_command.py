@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll import journal
-from atoll.errors import Conflict
+from atoll import journal, registry
+from atoll.errors import ConfigError, Conflict
 from atoll.keys import RunKeys
 from atoll.rounds.client import RoundClient
 from atoll.rounds.layout import ArrayVector, Layout
@@ -15,6 +15,7 @@ from atoll.rounds.outer import OuterRule, outer_step, state_digest
 from atoll.rounds.weights import agreed_weights
 from atoll.runs import index
 from atoll.runs.delete import delete, planned_deletion
+from atoll.status import ReplicaState
 from atoll.stores.memory import MemoryStore
 from atoll.testing.fakes import FaultyStore
 
@@ -157,3 +158,72 @@ def test_a_run_that_is_being_deleted_is_neither_launched_nor_resumed(inside, tmp
     assert done.error["code"] == "Conflict"
     assert inside("rm", "r", "--store", str(tmp_path / "store"), "--yes").code == 0
     assert list(draft.store.list()) == []
+
+
+def test_a_marker_that_a_deletion_has_left_keeps_the_run_id_from_being_launched(inside, tmp_path):
+    draft = atoll.prepare("job:ok", store=str(tmp_path / "store"), run_id="r")
+    journal.record_deleted(draft.store, "r")  # the deletion was interrupted before its last step
+    with pytest.raises(Conflict) as caught:
+        draft.submit()
+    assert caught.value.reason == "deleted"
+    assert list(draft.store.list()) == [RunKeys("r").deleted()]
+    assert inside("rm", "r", "--store", str(tmp_path / "store"), "--yes").code == 0
+    run = atoll.prepare("job:ok", store=str(tmp_path / "store"), run_id="r").submit()
+    assert run.wait(60).state is ReplicaState.SUCCEEDED
+
+
+@pytest.mark.parametrize("keeps_weights", [False, True])
+def test_a_run_that_is_resumed_before_the_user_has_confirmed_is_not_deleted(cli, inside, monkeypatch, keeps_weights):
+    run_id = cli.detached("job:until", "--run-id", "r", "--store", "store", "--arg", "gate=go")
+    assert cli("cancel", run_id).code == 0
+    before = atoll.attach(run_id)
+
+    def confirm(*_words, **_options):
+        before.resume()
+        return True
+
+    monkeypatch.setattr("atoll.cli.output.Output.can_ask", True)
+    monkeypatch.setattr("click.confirm", confirm)
+    present = set(before.store.list("runs/r/"))
+    done = inside("rm", run_id, "--json", *(["--keep-weights"] if keeps_weights else []))
+    assert done.code == 2, done.stdout
+    assert done.error["code"] == "Conflict"
+    assert done.data["deleted"] == []
+    assert present <= set(before.store.list("runs/r/"))
+    assert not journal.is_deleted(before.store, "r")
+    assert not journal.is_pruned(before.store, "r")
+    with pytest.raises(Conflict):
+        before.delete()  # its own launch is over, and the newest is not
+    assert inside("rm", str(before.handle), "--yes").code == 2
+    (cli.folder / "go").touch()
+    assert atoll.attach(run_id).wait(60).state is ReplicaState.SUCCEEDED
+    assert inside("rm", run_id, "--yes").code == 0
+
+
+@pytest.mark.parametrize("mark", [journal.record_deleted, journal.record_pruned])
+def test_a_deletion_that_begins_while_a_run_is_resumed_keeps_it_from_being_started(cli, monkeypatch, mark):
+    run_id = cli.detached("job:ok", "--run-id", "r", "--store", "store")
+    assert cli("wait", run_id).code == 0
+    monkeypatch.setenv("ATOLL_HOME", str(cli.home))
+    run = atoll.attach(run_id)
+    recorded = journal.record_resume
+
+    def record(store, *words, **options):
+        mark(store, run_id)
+        return recorded(store, *words, **options)
+
+    monkeypatch.setattr(journal, "record_resume", record)
+    with pytest.raises(ConfigError) as caught:
+        run.resume()
+    assert caught.value.reason in ("deleted", "pruned")
+    assert journal.read_intent(run.store, run_id, 2) is None
+
+
+def test_objects_that_were_written_after_a_deletion_can_be_deleted(inside, tmp_path):
+    store = registry.open_store(str(tmp_path / "store"))
+    store.put(RunKeys("r").beat(0), b"{}")  # by a machine that was lost when the run was deleted
+    assert inside("rm", "r", "--store", store.uri, "--yes").code == 0
+    assert list(store.list()) == []
+    with_rounds(store, "other", rounds=1)
+    assert inside("rm", "other", "--store", store.uri, "--yes").code == 3, "rounds without a record may go on"
+    assert list(store.list())

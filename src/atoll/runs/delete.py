@@ -48,12 +48,16 @@ class Deletion:
     size_bytes: int | None
     """None if the store does not say the sizes of objects."""
     keeps_weights: bool = False
+    launch: int = 1
+    """The newest launch of the run when the deletion was planned."""
 
 
 def check_is_over(run: Run) -> None:
-    """Raise `Conflict` with the reason `running` unless every replica of the run has ended."""
+    """Raise `Conflict` with the reason `running` unless every replica of the newest launch of the run has ended."""
     if journal.is_deleted(run.store, run.id):
         return  # it was over when its deletion began, and its records may be gone
+    if journal.newest_launch(run.store, run.id).number != run.launch:  # `run` was resumed since it was read
+        run = type(run).stored(run.store, run.id)
     status = run.status(progress=False)
     if not status.is_terminal:
         what = f"run `{run.id}` is not over: {counts_text(status)}"
@@ -76,24 +80,45 @@ def planned_deletion(store: Store, run_id: str, *, keep_weights: bool = False) -
         chosen = [key for key in sizes if key not in last] + [key for key in last if key in sizes]
     known = [size for key in chosen if (size := sizes[key]) is not None]
     size_bytes = sum(known) if len(known) == len(chosen) else None
-    return Deletion(run_id, tuple(chosen), size_bytes, keep_weights)
+    return Deletion(run_id, tuple(chosen), size_bytes, keep_weights, journal.newest_launch(store, run_id).number)
 
 
 def delete(store: Store, planned: Deletion) -> None:
-    """Delete these objects of a run that is over. May be repeated after an interruption."""
+    """Delete these objects of a run that is over. May be repeated after an interruption.
+
+    Raises `Conflict` with the reason `running`, and deletes nothing, if the run was launched again since the plan.
+    """
     run_keys = RunKeys(planned.run_id)
     log.info("run %s: delete %d objects", planned.run_id, len(planned.objects))
     if planned.keeps_weights:
+        was_marked = journal.is_pruned(store, planned.run_id)
         journal.record_pruned(store, planned.run_id)
+        _check_no_new_launch(store, planned, marker=None if was_marked else run_keys.pruned())
         _delete_all(store, planned.objects)
     else:
+        was_marked = journal.is_deleted(store, planned.run_id)
         journal.record_deleted(store, planned.run_id)
+        _check_no_new_launch(store, planned, marker=None if was_marked else run_keys.deleted())
         last = (run_keys.run(), run_keys.deleted())
         _delete_all(store, [key for key in planned.objects if key not in last])
         for key in (keys.index_key(planned.run_id), *last):
             store.delete(key)
         index.forget(planned.run_id, store.uri)
     _remove_empty_folders(store, run_keys.run_prefix)
+
+
+def _check_no_new_launch(store: Store, planned: Deletion, *, marker: str | None) -> None:
+    """Raise `Conflict` if a launch was recorded after the plan; `marker` is then deleted.
+
+    A launcher records its launch and then looks for the marker, so of the two at least one sees the other.
+    """
+    run_id, newest = planned.run_id, journal.newest_launch(store, planned.run_id).number
+    if newest <= planned.launch:
+        return
+    if marker is not None:
+        store.delete(marker)
+    what = f"run `{run_id}` is not deleted, because it has been resumed meanwhile, as launch {newest}"
+    raise Conflict(run_id, what=what, reason="running", hint=f"`atoll cancel {shlex.quote(run_id)}` stops it first")
 
 
 def _delete_all(store: Store, chosen: list[str] | tuple[str, ...]) -> None:

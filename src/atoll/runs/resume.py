@@ -20,7 +20,7 @@ from atoll.journal import Launch
 from atoll.runs.code_files import code_differences, with_files
 from atoll.runs.parts import TABLES, On, added, backend_for
 from atoll.runs.prepare import Draft, bundle_of, check_entry, resumed_run
-from atoll.runs.start import check_not_deleted, start_resume
+from atoll.runs.start import check_not_deleted, check_not_pruned, start_resume
 from atoll.runs.wait import counts_text
 from atoll.spec import Code, Placement, RunSpec
 
@@ -61,9 +61,7 @@ def _next_launch(run: Run, newest: Launch) -> tuple[int, RunSpec]:
         what = f"run `{run.id}` runs a program of its image, and Atoll does not know how that continues"
         raise ConfigError(what, reason="program")
     check_not_deleted(run.store, run.id)
-    if journal.is_pruned(run.store, run.id):
-        hint = f"`atoll run ENTRY --from {shlex.quote(run.id)}` starts a new run from its weights"
-        raise ConfigError(f"the checkpoints of run `{run.id}` were deleted", reason="pruned", hint=hint)
+    check_not_pruned(run.store, run.id)
     if newest.is_resume and not newest.is_decided and not _is_cancelled(run, newest.number):
         return newest.number, run.spec  # its launcher was interrupted
     status = run.status(progress=False)

@@ -289,8 +289,8 @@ class Run:
         """
         from atoll.runs.delete import check_is_over, delete, planned_deletion
 
-        check_is_over(self)
         planned = planned_deletion(self.store, self.id, keep_weights=keep_weights)
+        check_is_over(self)
         delete(self.store, planned)
         return planned
 

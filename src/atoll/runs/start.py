@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from atoll import journal
-from atoll.errors import AtollError, BackendError, Conflict, StopFailed, StoreError, SubmitError
+from atoll.errors import AtollError, BackendError, ConfigError, Conflict, StopFailed, StoreError, SubmitError
 from atoll.executors.base import CancelTeller, Composite, Executor, PartHandle, Plan, Starter
 from atoll.executors.undo import has_created_nothing, stop_and_raise
 from atoll.handle import RunHandle
@@ -33,6 +33,7 @@ log = logging.getLogger("atoll.runs")
 def start(draft: Draft) -> Launch:
     """Start the run and return its launch, or return the launch that another launcher started."""
     store, run_id = draft.store, draft.spec.run_id
+    check_not_deleted(store, run_id)
     found = journal.newest_launch(store, run_id)
     if found.is_resume:
         return _adopt_resumed(draft, found)
@@ -78,6 +79,13 @@ def check_not_deleted(store: Store, run_id: str) -> None:
         raise Conflict(run_id, what=what, reason="deleted", hint=f"`atoll rm {shlex.quote(run_id)}` finishes that")
 
 
+def check_not_pruned(store: Store, run_id: str) -> None:
+    """Raise `ConfigError` if only the weights of the run are kept, so that no launch can continue it."""
+    if journal.is_pruned(store, run_id):
+        hint = f"`atoll run ENTRY --from {shlex.quote(run_id)}` starts a new run from its weights"
+        raise ConfigError(f"the checkpoints of run `{run_id}` were deleted", reason="pruned", hint=hint)
+
+
 def _adopt_resumed(draft: Draft, found: Launch) -> Launch:
     """The newest launch of a run that was resumed. Only a resume starts another one."""
     store, run_id = draft.store, draft.spec.run_id
@@ -95,6 +103,8 @@ def start_resume(draft: Draft, number: int, *, rounds_of: int) -> Launch:
     draft.preflight()
     draft.upload()
     journal.record_resume(draft.store, draft.spec, executor=draft.executor.name, launch=number, rounds_of=rounds_of)
+    check_not_deleted(draft.store, draft.spec.run_id)  # again: a deletion that began meanwhile looks for this record
+    check_not_pruned(draft.store, draft.spec.run_id)
     found = journal.newest_launch(draft.store, draft.spec.run_id)
     if found.number == number and found.handle is not None:
         return found._replace(was_there=True)

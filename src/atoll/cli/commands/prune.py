@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import click
 
@@ -50,15 +51,16 @@ def prune_command(
 
 def _planned(store: Store, run_id: str, before: float, keep_weights: bool) -> Deletion | None:
     """What to delete of a run; None if it is not over, or not long enough."""
-    if not journal.is_deleted(store, run_id):
-        run = find_run(run_id, store.uri)
-        if _newest_at(run) > before:
-            return None
-        try:
-            check_is_over(run)
-        except Conflict:
-            return None
-    return planned_deletion(store, run_id, keep_weights=keep_weights)
+    if journal.is_deleted(store, run_id):
+        return planned_deletion(store, run_id, keep_weights=keep_weights)
+    run = find_run(run_id, store.uri)
+    if _newest_at(run) > before:
+        return None
+    try:
+        check_is_over(run)
+    except Conflict:
+        return None
+    return replace(planned_deletion(store, run_id, keep_weights=keep_weights), launch=run.launch)
 
 
 def _newest_at(run: Run) -> float:

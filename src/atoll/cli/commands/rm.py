@@ -9,7 +9,9 @@ from atoll.cli.app import command
 from atoll.cli.launch_options import complete_run, store_option
 from atoll.cli.output import Output
 from atoll.cli.runs import find_place, find_run, suggesting
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, RunNotFound
+from atoll.rounds.keys import RoundKeys
+from atoll.runs import index
 from atoll.runs.delete import Deletion, check_is_over, delete, planned_deletion
 from atoll.stores.base import Store
 from atoll.units import size_text
@@ -35,9 +37,20 @@ def rm_command(
         with suggesting(name, store):
             planned = planned_deletion(opened, run_id, keep_weights=keep_weights)
         if not journal.is_deleted(opened, run_id):
-            check_is_over(find_run(name, store))
+            _check_is_over(run_id, opened)
         found.append((opened, planned))
     delete_all(out, found, yes=yes, dry_run=dry_run)
+
+
+def _check_is_over(run_id: str, store: Store) -> None:
+    """Raise `Conflict` if the run is not over. A lost machine may have written objects after the run was deleted."""
+    try:
+        journal.read_run(store, run_id)
+    except RunNotFound:
+        agreement = RoundKeys(run_id).agreement()
+        if agreement not in store.list(agreement) and index.find_in(store.uri, run_id) is None:
+            return
+    check_is_over(find_run(run_id, store.uri))
 
 
 def delete_all(out: Output, found: list[tuple[Store, Deletion]], *, yes: bool, dry_run: bool) -> None:
