@@ -68,9 +68,13 @@ def read_run(store: Store, run_id: str) -> dict[str, Any]:
         raise RunNotFound(
             f"no run `{run_id}` in {store.uri}", hint=f"`atoll ps --store {store.uri}` lists what is there"
         ) from exc
-    if not {"spec", "executor"} <= found.keys():
+    if not _has_spec(found):
         raise StoreError(f"the record of run `{run_id}` is damaged: it has no spec", uri=store.uri, reason="damaged")
     return found
+
+
+def _has_spec(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("spec"), dict) and isinstance(record.get("executor"), str)
 
 
 def version_problem(record: Mapping[str, Any]) -> str | None:
@@ -79,7 +83,8 @@ def version_problem(record: Mapping[str, Any]) -> str | None:
     A replica compares its own version with that of the launcher before it calls the entry point.
     """
     wrote = str(record.get("atoll", ""))
-    if record.get("format", FORMAT) <= FORMAT and _series(wrote) <= _series(__version__):
+    written = record.get("format", FORMAT)
+    if isinstance(written, int) and written <= FORMAT and _series(wrote) <= _series(__version__):
         return None
     return f"the launcher has Atoll {wrote or 'of a later format'}, and this replica the older version {__version__}"
 
@@ -144,7 +149,7 @@ def record_resume(store: Store, spec: RunSpec, *, executor: str, launch: int, ro
         writer = {"created_at": time.time(), "atoll": __version__}
         store.create(RunKeys(spec.run_id, launch).resume(), _encode({**record, **writer}))
     except KeyExists:
-        present = _read_resume(store, spec.run_id, launch) or {}
+        present = read_resume(store, spec.run_id, launch) or {}
         differences = _content_differences(present, _plain(record))
         if differences:
             what = f"run `{spec.run_id}` is being resumed by another command, with other content"
@@ -156,10 +161,10 @@ def record_resume(store: Store, spec: RunSpec, *, executor: str, launch: int, ro
 
 def read_launch(store: Store, run_id: str, launch: int = 1) -> LaunchRecord:
     """What a launch of a run runs, and where; `RunNotFound` if the store has no such run."""
-    resume = _read_resume(store, run_id, launch)
+    resume = read_resume(store, run_id, launch)
     record = read_run(store, run_id) if resume is None else resume
     rounds_of = record.get("rounds_of", launch)
-    if not {"spec", "executor"} <= record.keys() or not isinstance(rounds_of, int):
+    if not _has_spec(record) or not isinstance(rounds_of, int):
         raise StoreError(f"the record of launch {launch} of run `{run_id}` is damaged", uri=store.uri, reason="damaged")
     at = record.get("created_at")
     return LaunchRecord(record["spec"], record["executor"], rounds_of, at if isinstance(at, int | float) else None)
@@ -167,8 +172,7 @@ def read_launch(store: Store, run_id: str, launch: int = 1) -> LaunchRecord:
 
 def rounds_of(store: Store, run_id: str, launch: int) -> int:
     """The launch in whose folder the rounds of this launch are: itself, unless it is a resume."""
-    resume = _read_resume(store, run_id, launch)
-    return launch if resume is None else int(resume.get("rounds_of", launch))
+    return read_launch(store, run_id, launch).rounds_of
 
 
 def newest_rounds(store: Store, run_id: str) -> int:
@@ -177,7 +181,8 @@ def newest_rounds(store: Store, run_id: str) -> int:
     return rounds_of(store, run_id, newest.number) if newest.is_resume else newest.number
 
 
-def _read_resume(store: Store, run_id: str, launch: int) -> dict[str, Any] | None:
+def read_resume(store: Store, run_id: str, launch: int) -> dict[str, Any] | None:
+    """The record of a launch that continues an earlier one; None if it does not."""
     if launch == 1:
         return None
     try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 from atoll import journal
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.entry import Entry
-from atoll.errors import ConfigError, Conflict, InvalidSpec, KeyNotFound
+from atoll.errors import ConfigError, Conflict, InvalidSpec, StoreError
 from atoll.handle import RunHandle
 from atoll.keys import RunKeys, bundle
 from atoll.replica.joined import Condition, JoinedRanks, JoinPart, RankRow, read_parts
@@ -81,10 +79,8 @@ def find_target(store: Store, run_id: str, rank: int | None, clock: Clock = SYST
 
 
 def _check_version(store: Store, run_id: str, launch: int, record: Mapping[str, Any]) -> None:
-    if launch > 1:
-        with suppress(KeyNotFound):
-            record = json.loads(bytes(store.get(RunKeys(run_id, launch).resume())))
-    if problem := journal.version_problem(record):
+    resume = journal.read_resume(store, run_id, launch)
+    if problem := journal.version_problem(record if resume is None else resume):
         hint = "install the launcher's version of Atoll on this machine"
         raise ConfigError(problem.replace("this replica", "this machine"), reason="too_old", hint=hint)
 
@@ -100,8 +96,11 @@ def _check_rank(run_id: str, rank: int | None, parts: list[JoinPart]) -> None:
 
 def _check_code(store: Store, run_id: str, spec: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if this machine cannot get the code of the run."""
-    task = spec["task"]
-    code, entry = Code(**task["code"]), Entry.of_record(task["entry"])
+    try:
+        code, entry = Code(**spec["task"]["code"]), Entry.of_record(spec["task"]["entry"])
+    except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as exc:
+        what = f"the record of run `{run_id}` is damaged, or of another version of Atoll: {exc}"
+        raise StoreError(what, uri=store.uri, reason="damaged") from exc
     why = ""
     if code.kind == "bundle" and code.digest is not None:
         if not next(iter(store.list(bundle(code.digest))), None):

@@ -11,7 +11,7 @@ import pytest
 import atoll
 from atoll import journal, registry
 from atoll.context import RunContext
-from atoll.errors import ConfigError, Conflict, InvalidSpec, RunNotFound
+from atoll.errors import ConfigError, Conflict, InvalidSpec, RunNotFound, StoreError
 from atoll.keys import RunKeys, bundle
 from atoll.runs.joinable import find_target
 from atoll.status import Reason, ReplicaState
@@ -169,3 +169,37 @@ def test_a_part_of_a_run_on_several_backends_gives_only_its_own_ranks(run):
     states = [replica.state for replica in run.executor.status(handle).replicas]
     assert states == [ReplicaState.PENDING, ReplicaState.CANCELLED]
     assert refused(run, 4) == "over"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"spec": [], "executor": "join"},
+        {"spec": {}, "executor": 7},
+        {"spec": {}, "executor": "join"},
+        {"spec": {"task": {"code": {"kind": "image"}, "entry": 7}}, "executor": "join"},
+        {"spec": {"task": {"code": {"kind": "image"}, "entry": "::"}}, "executor": "join"},
+    ],
+)
+def test_a_damaged_record_is_an_error_of_the_store(run, record):
+    run.store.put(KEYS.run(), json.dumps(record).encode())
+    for look in (lambda: find_target(run.store, "exp", None), lambda: atoll.attach("exp", store=run.store.uri)):
+        with pytest.raises(StoreError) as caught:
+            look()
+        assert caught.value.reason == "damaged"
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"spec": {}, "executor": "join", "rounds_of": "x"}'])
+def test_a_damaged_record_of_a_resume_is_an_error_of_the_store(run, data):
+    run.store.put(RunKeys("exp", 2).resume(), data)
+    for look in (lambda: find_target(run.store, "exp", None), lambda: journal.newest_rounds(run.store, "exp")):
+        with pytest.raises(StoreError) as caught:
+            look()
+        assert caught.value.reason == "damaged"
+
+
+@pytest.mark.parametrize("format_no", [None, "seven"])
+def test_a_format_that_is_not_a_number_is_of_a_later_version(run, format_no):
+    record = {**journal.read_run(run.store, "exp"), "format": format_no}
+    run.store.put(KEYS.run(), json.dumps(record).encode())
+    assert refused(run) == "too_old"
