@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,7 +154,10 @@ def record_resume(store: Store, spec: RunSpec, *, executor: str, launch: int, ro
         differences = _content_differences(present, _plain(record))
         if differences:
             what = f"run `{spec.run_id}` is being resumed by another command, with other content"
-            hint = f"`atoll status {spec.run_id}` shows that launch"
+            quoted = shlex.quote(spec.run_id)
+            hint = (
+                f"`atoll status {quoted}` shows that launch; if its command has ended, `atoll cancel {quoted}` ends it"
+            )
             raise Conflict(spec.run_id, differences, what=what, reason="resumed", hint=hint) from None
         return False
     return True

@@ -151,3 +151,17 @@ def test_a_resume_that_was_cancelled_before_it_started_is_followed_by_another(cl
     assert again.launch == 3
     again.wait(60.0)
     assert again.status().state == ReplicaState.SUCCEEDED
+
+
+def test_a_resume_whose_command_was_killed_says_how_it_goes_on(cli, inside):
+    run_id = ended(cli)
+    run = atoll.attach(run_id)
+    journal.record_resume(run.store, run.spec, executor="local", launch=2, rounds_of=1)
+    replicas = inside("status", run_id, "--json").data["replicas"]
+    assert {replica["message"].rpartition("; ")[2] for replica in replicas} == {"resume it again to continue"}
+    other = inside("resume", run_id, "--arg", "note=other", "--json")
+    assert other.code == 2
+    assert f"atoll cancel {run_id}" in other.error["hint"]
+    assert inside("cancel", run_id).code == 0
+    done = cli("resume", run_id, "--arg", "note=other", "--json")
+    assert (done.code, done.data["launch"]) == (0, 3), done.stderr

@@ -376,11 +376,11 @@ class Run:
             message = "cancelled before it started"
             return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
         launch = journal.launch_at(self.store, self.id, self.launch)
+        again = "resume it again" if launch.is_resume else "launch it again"
         if launch.undone is not None:
-            again = "resume it again" if launch.is_resume else "launch it again"
             message = f"the launch was undone ({launch.undone}); {again} to start it"
             return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
-        message = "its launcher was interrupted before it started; launch it again to continue"
+        message = f"its launcher was interrupted before it started; {again} to continue"
         waiting = RunStatus.uniform(replicas, ReplicaState.PENDING, Reason.WAITING, message)
         intended = journal.intended_handle(self.store, self.id, self.launch)
         if intended is None:
