@@ -243,3 +243,18 @@ def test_a_terminal_can_do_without_the_live_table(cli, flag):
         assert screen.end() == 0
         assert "Ctrl-C" not in screen.plain
         assert "\x1b[?25l" not in screen.drawn  # the cursor was never hidden
+
+
+def test_a_run_for_machines_says_what_it_waits_for_and_join_reports_the_last_round(cli, tmp_path):
+    words = ("--on", "join:1", "--store", "store", "--workspace", ".")
+    started = cli("run", "job:ok", "--run-id", "r", "--detach", *words)
+    line = f"waits for 1 machine to join; on each: atoll join r --store {(tmp_path / 'store').as_uri()}"
+    assert line in started.stderr.splitlines()
+    outcome = cli("join", "r", "--json").data["outcome"]
+    assert (outcome["round_no"], outcome["metrics"]) == (1, {"loss": 0.5})
+    resumed = cli("resume", "r", "--detach")
+    assert line in resumed.stderr.splitlines()
+    assert cli("join", "r").code == 0
+    local = cli("run", "job:ok", "--store", "store")
+    assert local.code == 0
+    assert "to join" not in local.stderr

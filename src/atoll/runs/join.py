@@ -234,7 +234,9 @@ class _Machine:
             }
             with suppress(KeyExists, StoreError):
                 self._store.create(self._keys.outcome(rank, attempt), json.dumps(record).encode())
-        result = read_json(spool.attempt(rank, attempt).result)
+        files = spool.attempt(rank, attempt)
+        result, progress = read_json(files.result), read_record(files.progress)
+        record |= {"round_no": progress.get("round_no"), "metrics": progress.get("metrics", {})}
         return ReplicaOutcome.from_json({**record, "rank": rank, "attempt": attempt, "result": result})
 
     def _plan(self, spool: Spool, part: JoinPart, rank: int, attempt: int) -> dict[str, Any]:

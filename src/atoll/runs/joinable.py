@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll import journal
 from atoll._time import SYSTEM_CLOCK, Clock
@@ -22,6 +22,9 @@ from atoll.runs.start import check_not_deleted
 from atoll.spec import Code
 from atoll.stores.base import Store
 from atoll.validation import INDEX, shown
+
+if TYPE_CHECKING:
+    from atoll.runs.run import Run
 
 _MAY_WAIT = ("join", "several")
 """Executors whose runs may wait for machines."""
@@ -45,6 +48,17 @@ class Target:
         """The ranks that this machine may take, with their parts."""
         found = [(ranks, row) for ranks in self.parts for row in ranks.read()]
         return [each for each in found if self.rank is None or each[1].rank == self.rank]
+
+
+def waiting_line(run: Run) -> str:
+    """What a run that was just started waits for, with the command for each machine; empty if it waits for none."""
+    placement = run.spec.placement
+    parts = [(part.on, part.replicas) for part in placement.parts] or [(run.executor.name, placement.replicas)]
+    count = sum(replicas for on, replicas in parts if on == _MAY_WAIT[0])
+    if not count:
+        return ""
+    line = f"atoll join {shlex.quote(run.id)} --store {shlex.quote(run.store.uri)}"
+    return f"waits for {count} machine{'' if count == 1 else 's'} to join; on each: {line}"
 
 
 def find_target(store: Store, run_id: str, rank: int | None, clock: Clock = SYSTEM_CLOCK) -> Target:

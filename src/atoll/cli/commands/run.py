@@ -24,6 +24,7 @@ from atoll.cli.render import (
 )
 from atoll.cli.watch import deferred_interrupt, relaunch_hint, relaunch_text, resume_hint, watch
 from atoll.errors import ConfigError
+from atoll.runs.joinable import waiting_line
 from atoll.runs.run import Run
 from atoll.status import RunStatus
 
@@ -79,6 +80,8 @@ def start_and_watch(
 ) -> None:
     """Start a run and watch it until it has ended. `again` says how to finish an interrupted launch."""
     run = _submit(out, submit, again)
+    if not run.was_there and (line := waiting_line(run)):
+        out.say(line)
     if detach:
         _show_next_commands(out, run)
         if (status := run.status()).is_terminal:
