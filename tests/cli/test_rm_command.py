@@ -227,3 +227,14 @@ def test_objects_that_were_written_after_a_deletion_can_be_deleted(inside, tmp_p
     with_rounds(store, "other", rounds=1)
     assert inside("rm", "other", "--store", store.uri, "--yes").code == 3, "rounds without a record may go on"
     assert list(store.list())
+
+
+def test_verify_of_a_run_without_rounds_after_its_last_snapshot_says_that_they_were_deleted(inside, tmp_path):
+    store = registry.open_store(str(tmp_path / "store"))
+    with_rounds(store, "r", rounds=5)
+    delete(store, planned_deletion(store, "r", keep_weights=True))
+    done = inside("verify", "r", "--store", store.uri, "--json")
+    assert done.code == 5
+    assert "were deleted" in done.error["message"]
+    assert done.error["hint"] is None
+    assert agreed_weights(store, "r").round_no == 5

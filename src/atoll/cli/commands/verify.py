@@ -42,8 +42,10 @@ def verify_command(out: Output, run: str, store: str | None) -> None:
     if report.difference is not None:
         raise CorruptUpdate(f"run `{run_id}` does not verify: {report.difference}")
     if report.partial and not report.rounds:
-        gone = "some objects of every round are no longer in the store"
-        raise RoundError(f"run `{run_id}` has nothing to verify: {gone}", hint=_recycling_hint(opened))
+        gone, hint = "some objects of every round are no longer in the store", _recycling_hint(opened)
+        if journal.is_pruned(opened, run_id):
+            gone, hint = "its rounds were deleted, and only the last snapshot of its weights was kept", None
+        raise RoundError(f"run `{run_id}` has nothing to verify: {gone}", hint=hint)
     if not report.rounds:
         hint = None if have_all_ended(opened, run_id) else "try again after the first round"
         raise RoundError(f"run `{run_id}` has nothing to verify: none of its rounds has ended", hint=hint)
