@@ -258,3 +258,11 @@ def test_a_run_for_machines_says_what_it_waits_for_and_join_reports_the_last_rou
     local = cli("run", "job:ok", "--store", "store")
     assert local.code == 0
     assert "to join" not in local.stderr
+
+
+def test_the_plan_of_a_run_for_machines_names_no_run_that_will_not_exist(inside):
+    words = ("plan", "job:ok", "--on", "join:2", "--store", "store", "--workspace", ".")
+    planned = inside(*words, "--json").data["plan"]
+    assert [note for note in planned["notes"] if "`atoll join RUN --store" in note]
+    assert "`atoll join RUN --store" in inside(*words).stderr
+    assert "`atoll join mine --store" in inside(*words, "--run-id", "mine").stderr

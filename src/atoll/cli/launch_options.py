@@ -242,7 +242,7 @@ def announce(out: Output, made: Draft) -> None:
         out.say("\n".join(f"  {line}" for line in made.bundle.manifest.text().splitlines()))
 
 
-def say_notes(out: Output, made: Draft) -> None:
+def say_notes(out: Output, made: Draft, notes: Sequence[str] | None = None) -> None:
     """Print what a user should know before the launch; the price is last."""
     task = made.spec.task
     if task.code.kind == "image":
@@ -250,8 +250,14 @@ def say_notes(out: Output, made: Draft) -> None:
         instead = "" if task.program else "; `--workspace .` sends this folder instead"
         owner = "the image must contain" if made.executor.capabilities.images else "each machine must have"
         out.say(f"  note: {owner} `{place}`, which is not checked{instead}")
-    for note in made.notes():
+    for note in made.notes() if notes is None else notes:
         out.say(f"  note: {note}")
+
+
+def planned_notes(made: Draft, run_id: str | None) -> list[str]:
+    """The notes of a draft that is only planned: without `run_id`, the run gets another id than the draft."""
+    drafted = f"atoll join {shlex.quote(made.spec.run_id)} "
+    return [note if run_id else note.replace(drafted, "atoll join RUN ") for note in made.notes()]
 
 
 def _inputs(made: Draft) -> Iterator[str]:
@@ -272,10 +278,10 @@ def _short(value: Any) -> str:
     return cut(text if text.isprintable() else json.dumps(value), _MOST_CHARACTERS)
 
 
-def draft_json(made: Draft) -> dict[str, Any]:
+def draft_json(made: Draft, notes: Sequence[str]) -> dict[str, Any]:
     """The draft for programs."""
     bundle = asdict(made.bundle.manifest) if made.bundle is not None else None
-    plan = {**made.plan.to_json(), "notes": made.notes()}
+    plan = {**made.plan.to_json(), "notes": list(notes)}
     return {"plan": plan, "spec": made.spec.to_json(), "store": made.store.uri, "bundle": bundle}
 
 

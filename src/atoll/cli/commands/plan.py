@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from atoll.cli.app import command
-from atoll.cli.launch_options import announce, draft, draft_json, run_options, say_notes
+from atoll.cli.launch_options import announce, draft, draft_json, planned_notes, run_options, say_notes
 from atoll.cli.output import Output
 from atoll.cli.plan_text import plan_text
 
@@ -29,7 +29,8 @@ def plan_command(out: Output, **options: Any) -> None:
     """
     made = draft(out, options, click.get_current_context().meta.get("script_args", ()))
     announce(out, made)
-    out.data(draft_json(made))
+    notes = planned_notes(made, options["run_id"])
+    out.data(draft_json(made, notes))
     made.preflight()
     out.text(plan_text(made.plan.request))
-    say_notes(out, made)
+    say_notes(out, made, notes)
