@@ -182,8 +182,9 @@ class Scenario:
     def check(self) -> None:
         """What was recorded gives the same rows without the cluster."""
         for transcript in self.transcripts.values():
-            for recorded, found in transcript.replayed():
-                assert found == recorded
+            for number, (recorded, found) in enumerate(transcript.replayed()):
+                seen = json.dumps(transcript.rounds[number])
+                assert found == recorded, f"\nfound    {found}\nrecorded {recorded}\nin round {number}: {seen}"
 
     def record(self) -> None:
         FOLDER.mkdir(exist_ok=True)

@@ -64,7 +64,8 @@ class WrapperBench(KubernetesBench):
         # In this order: a Job that is gone between the two reads was deleted by an AppWrapper that is over.
         jobs = [job for job in namespace.api.items(namespace.path("jobs")) if is_of(job, run_id)]
         wrappers = [each for each in namespace.api.items(namespace.path("appwrappers")) if is_of(each, run_id)]
-        has_ended = any(map(_is_decided, jobs))  # the controller notices it later
+        # The controllers notice later that all pods have ended.
+        has_ended = any(_is_decided(job) or len(pods) >= job["spec"]["completions"] for job in jobs)
         going = [each for each in wrappers if alive or not (is_over(each) or has_ended)]
         if going:
             return [str(each["metadata"]["name"]) for each in going]
