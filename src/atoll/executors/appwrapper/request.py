@@ -7,7 +7,7 @@ when the run is submitted (`in_dialect`). Its token is the same in every dialect
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,13 +36,13 @@ from atoll.kube.names import (
     job_labels,
     wrapper_name,
 )
-from atoll.kube.overlay import merged
 from atoll.kube.pod import deadline_seconds, number
 from atoll.kube.request import CAPABILITIES as JOB_CAPABILITIES
 from atoll.kube.request import job_request
 from atoll.spec import Placement
 
 CAPABILITIES: Capabilities = replace(JOB_CAPABILITIES, fails_together=True)
+_SUBDOMAIN = ("spec", "template", "spec", "subdomain")
 _WARMUP_S = 1800.0
 _NEVER_S = 10 * 365 * 86_400.0
 """The success TTL of an AppWrapper that is never removed; Go counts up to 292 years."""
@@ -61,8 +61,7 @@ def wrapper_request(
     name = wrapper_name(context, namespace, placement.replicas)
     inner = settings.job_settings()
     if settings.hostnames:
-        named = {"spec": {"template": {"spec": {"subdomain": name}}}}
-        inner = replace(inner, overlay=merged(named, settings.overlay))
+        inner = replace(inner, overlay=_with_default(settings.overlay, _SUBDOMAIN, name))
     request, problems, notes = job_request(
         context,
         replace(placement, max_restarts=0),
@@ -92,6 +91,14 @@ def wrapper_request(
     rest = {**request, "dialect": settings.dialect}
     notes = [*_notes(placement, settings, dialect), *notes]
     return {**rest, "appwrapper": with_token(wrapper, rest)}, problems, notes
+
+
+def _with_default(patch: Any, path: Sequence[str], value: str) -> Any:
+    """The patch with this value, unless it says something else about it. Its directives and nulls stay."""
+    if not isinstance(patch, Mapping):
+        return patch
+    name, *rest = path
+    return {**patch, name: _with_default(patch.get(name, {}), rest, value)} if rest else {name: value, **patch}
 
 
 def in_dialect(wrapper: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:

@@ -110,6 +110,19 @@ def test_host_names_need_a_service_which_is_the_second_component():
     assert service["spec"]["clusterIP"] == "None"
 
 
+def test_an_overlay_keeps_its_nulls_and_directives_beside_host_names():
+    container = {"name": "replica", "env": [{"name": "PLACE", "$patch": "delete"}]}
+    overlay = {"spec": {"template": {"spec": {"dnsPolicy": None, "containers": [container]}}}}
+    job, service = components_of(wrapper({"hostnames": True, "overlay": overlay}, env={"PLACE": "here", "OTHER": "x"}))
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    names = {variable["name"] for variable in pod["containers"][0]["env"]}
+    assert ("PLACE" in names, "OTHER" in names) == (False, True)
+    own = {"spec": {"template": {"spec": {"subdomain": "mine"}}}}
+    job, _ = components_of(wrapper({"hostnames": True, "overlay": own}))
+    assert job["spec"]["template"]["spec"]["subdomain"] == "mine"
+
+
 def test_names_are_unique_in_the_cluster_and_fit_for_every_rank():
     names = {wrapper_name(CONTEXT, namespace, 2) for namespace in ("team-a", "team-b")}
     assert len(names) == 2
