@@ -14,7 +14,7 @@ def test_one_run_on_two_parts(inside):
     assert [replica["backend"] for replica in shown["replicas"]] == ["local"] * 3
     assert shown["parts"] == [{"backend": "local", "ranks": [0, 0]}, {"backend": "local", "ranks": [1, 2]}]
     assert inside("result", "p", "--json").data["parts"] == shown["parts"]
-    assert inside("ps", "--json").data["runs"][0]["parts"] == {"local": 3}
+    assert inside("ps", "--json").data["runs"][0]["parts"] == shown["parts"]
     again = inside("resume", "p", "--on", "local:3", "--wait", "--json")
     assert again.code == 0, again.stderr
     assert inside("status", "p", "--json").data["launch"] == 2

@@ -15,6 +15,7 @@ from atoll.cli.output import Cell, Column, Table, cut, one_line
 from atoll.cli.waits import SILENT_S
 from atoll.result import ReplicaOutcome, RunResult, again_text, ranks_text, warning_lines
 from atoll.rounds.metrics import Waiting
+from atoll.spec import Placement
 from atoll.status import LOADING, Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.terminal_text import shown_line, shown_text
 
@@ -48,6 +49,15 @@ _MOST_LINKED = 4
 """Replicas whose web pages are listed."""
 _MOST_ENDINGS = 8
 """Ended replicas that `atoll logs` describes one by one."""
+
+
+def part_rows(placement: Placement) -> list[dict[str, Any]]:
+    """The backend and the first and last rank of each part; empty if the run is on one backend."""
+    found, first = list[dict[str, Any]](), 0
+    for part in placement.parts:
+        found.append({"backend": part.on, "ranks": [first, first + part.replicas - 1]})
+        first += part.replicas
+    return found
 
 
 def state_cell(state: ReplicaState) -> Cell:

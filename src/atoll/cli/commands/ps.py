@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -17,7 +17,7 @@ from atoll.cli.app import command
 from atoll.cli.background import merged
 from atoll.cli.launch_options import duration
 from atoll.cli.output import Cell, Column, Output, Table, one_line
-from atoll.cli.render import STATE_STYLES, problems_text
+from atoll.cli.render import STATE_STYLES, part_rows, problems_text
 from atoll.errors import AtollError, RunNotFound
 from atoll.journal import Launch
 from atoll.runs import config, index
@@ -47,8 +47,8 @@ class Row:
     executor: str = ""
     at: float | None = None
     message: str = ""
-    parts: dict[str, int] = field(default_factory=dict)
-    """How many replicas are on each backend, if the run is on several."""
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    """As in `status --json`, if the run is on several backends."""
 
 
 @command("Look", short_help="List runs: those started on this machine, or those of a store.")
@@ -124,7 +124,7 @@ def _table(rows: Sequence[Row], *, now: float) -> Table:
             Cell(one_line(row.run_id), "bold"),
             Cell(row.state, STATE_STYLES[ReplicaState(row.state)] if row.state in set(ReplicaState) else "lost"),
             Cell(_short_counts(row)),
-            Cell(" + ".join(row.parts) or row.executor),
+            Cell(" + ".join(dict.fromkeys(part["backend"] for part in row.parts)) or row.executor),
             Cell("" if row.at is None else units.duration_text(now - row.at)),
             Cell(one_line(row.store), "dim"),
             Cell(one_line(row.message.partition("\n")[0])),
@@ -138,9 +138,7 @@ def _row(store: Store, run_id: str, settings: Config) -> Row:
     launch = journal.newest_launch(store, run_id)
     record = journal.read_launch(store, run_id, launch.number)
     spec = RunSpec.from_json(record.spec)
-    parts: dict[str, int] = {}
-    for part in spec.placement.parts:
-        parts[part.on] = parts.get(part.on, 0) + part.replicas
+    parts = part_rows(spec.placement)
     row = Row(run_id, store.uri, replicas=spec.placement.replicas, executor=record.executor, at=record.at, parts=parts)
     return _or_reason(row, lambda: _with_status(row, spec, launch, store, settings))
 

@@ -17,6 +17,7 @@ from atoll.cli.render import (
     counts_text,
     elapsed_s,
     link_lines,
+    part_rows,
     problems_text,
     restarts_text,
     state_cell,
@@ -60,11 +61,8 @@ def status_command(out: Output, run: str, store: str | None, is_watched: bool, l
 
 
 def parts_json(run: Run) -> dict[str, Any]:
-    """`parts` for programs: the backend and the first and last rank of each; nothing if the run is on one backend."""
-    found, first = [], 0
-    for part in run.spec.placement.parts:
-        found.append({"backend": part.on, "ranks": [first, first + part.replicas - 1]})
-        first += part.replicas
+    """`parts` for programs; nothing if the run is on one backend."""
+    found = part_rows(run.spec.placement)
     return {"parts": found} if found else {}
 
 
