@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.executors.kubernetes.executor import KubernetesExecutor
+from atoll.kube.jobs import Jobs
 from atoll.kube.kueue import queue_of, queue_state, workload_of
 from atoll.kube.pod_state import seconds
-from atoll.kube.queues import Queues
 from atoll.runs.prepare import prepare
 from atoll.runs.run import Run
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -92,7 +92,8 @@ class Scenario:
         calls = self.proxy.calls[first:]
         job = _body(calls, r".*/jobs/[^/]+")
         pods = _items(calls, r".*/pods")
-        events = _items(_of(self.proxy.calls, r".*/events")[-1:], r".*/events")  # the executor keeps them for a while
+        # Executors keep events and positions for a while, so those of this one may be older than the last answer.
+        _, events = _jobs(run)._events.get((job or {}).get("metadata", {}).get("uid", ""), (0.0, []))
         is_waiting = any(r.state is ReplicaState.PENDING for r in status.replicas)
         tails = {call.path.split("/")[-2]: call.answer.decode() for call in calls if call.path.endswith("/log")}
         transcript = self.transcripts.setdefault(run.id, Transcript(run.id, run.handle.replicas))
@@ -108,13 +109,12 @@ class Scenario:
         if not job["spec"].get("suspend"):
             if asked := _items(calls, r".*/workloads"):
                 return None, queue_state(asked[-1], queue=queue_of(job)).evictions
-            queues: Queues = run.executor._of(run.handle).queues  # type: ignore[attr-defined]
-            return None, queues.evictions(job, may_ask=False)
+            return None, _jobs(run).queues.evictions(job, may_ask=False)
         created = seconds(job["metadata"]["creationTimestamp"]) or 0.0
         workloads = {each["metadata"]["uid"]: each for each in _items(self.proxy.calls, r".*/workloads")}
         wanted = [each for each in workloads.values() if _is_about(each, self._uids(job, workloads.values()))]
-        pending = _items(_of(self.proxy.calls, r".*/pendingworkloads")[-1:], r".*/pendingworkloads")
-        return {"workloads": wanted, "pending": pending, "waited_s": time.time() - created}, 0
+        _, pending = _jobs(run).queues._positions.get((self.namespace.name, queue_of(job)), (0.0, ()))
+        return {"workloads": wanted, "pending": list(pending), "waited_s": time.time() - created}, 0
 
     @staticmethod
     def _uids(job: Object, workloads: Iterable[Object]) -> set[str]:
@@ -206,6 +206,11 @@ def rows(status: RunStatus) -> list[tuple[ReplicaState, Reason, int | None, int]
 
 def _is_about(workload: Object, uids: set[str]) -> bool:
     return any(workload_of([workload], uid) is not None for uid in uids)
+
+
+def _jobs(run: Run) -> Jobs:
+    jobs: Jobs = run.executor._of(run.handle)  # type: ignore[attr-defined]
+    return jobs
 
 
 def _of(calls: list[Call], path: str) -> list[Call]:
