@@ -1,6 +1,6 @@
 """Calls in daemon threads: a caller can stop waiting for an answer, and a call that hangs does not delay the exit.
 
-The pools of `concurrent.futures` would: the interpreter joins them when it exits.
+The pools of `concurrent.futures` would: the interpreter joins them when it exits. Only `brought_to_its_end` does that.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Unanswered(Exception):
     """The call did not return in time. It continues in its thread, and its answer is dropped."""
 
 
-def in_background(call: Callable[[], R]) -> Future[R]:
-    """Start the call in a daemon thread."""
+def in_background(call: Callable[[], R], *, is_daemon: bool = True) -> Future[R]:
+    """Start the call in a thread."""
     future: Future[R] = Future()
 
     def run() -> None:
@@ -34,8 +34,16 @@ def in_background(call: Callable[[], R]) -> Future[R]:
         except BaseException as exc:  # noqa: BLE001  the caller of `result` gets it
             future.set_exception(exc)
 
-    Thread(target=run, daemon=True, name="atoll-call").start()
+    Thread(target=run, daemon=is_daemon, name="atoll-call").start()
     return future
+
+
+def brought_to_its_end(call: Callable[[], R]) -> R:
+    """What the call returns or raises. If the caller is interrupted, the process exits only after the call.
+
+    For steps of which the first without the last does harm, such as delete and create again.
+    """
+    return in_background(call, is_daemon=False).result()
 
 
 def answer_within(seconds: float | None, call: Callable[[], R]) -> R:

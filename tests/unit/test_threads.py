@@ -1,4 +1,4 @@
-"""Calls in daemon threads."""
+"""Calls in threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threading import Barrier, Event
 
 import pytest
 
-from atoll._threads import Unanswered, answer_within, in_background, map_in_background
+from atoll._threads import Unanswered, answer_within, brought_to_its_end, in_background, map_in_background
 
 LIMIT_S = 30.0
 
@@ -54,3 +54,26 @@ except Unanswered:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "left\n"
+
+
+@pytest.mark.process
+def test_an_interrupt_does_not_cut_off_a_call_that_is_brought_to_its_end():
+    """The process gets its Ctrl-C after the first step; the second follows, and then the process exits."""
+    program = """
+import os, signal, time
+from atoll._threads import brought_to_its_end
+def steps():
+    print("deleted", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.5)
+    print("created", flush=True)
+try:
+    brought_to_its_end(steps)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout.split() == ["deleted", "interrupted", "created"]
+    assert brought_to_its_end(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        brought_to_its_end(lambda: 1 // 0)

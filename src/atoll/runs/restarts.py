@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll import journal
+from atoll._threads import brought_to_its_end
 from atoll.errors import StoreError
 from atoll.executors.base import Composite, Executor, Replacer, Restarter
 from atoll.handle import RunHandle
@@ -42,14 +43,19 @@ def restarted(run: Run, handle: RunHandle | None, status: RunStatus) -> RunStatu
     is_cancelled = partial(journal.is_cancelled, run.store, run.id, launch=run.launch)
     if is_cancelled():
         return status
-    was_restarted = True  # also if it raises: the request may have arrived
-    try:
-        was_restarted = executor.restart(handle, is_cancelled=partial(_surely, is_cancelled))
-    finally:
-        if was_restarted and is_cancelled():
-            log.info("run %s was cancelled while it was started again: stop it", run.id)
-            run.executor.cancel(handle)
-    return run.status(progress=False) if was_restarted else status
+
+    def restart() -> bool:
+        was_restarted = True  # also if it raises: the request may have arrived
+        try:
+            was_restarted = executor.restart(handle, is_cancelled=partial(_surely, is_cancelled))
+        finally:
+            if was_restarted and is_cancelled():
+                log.info("run %s was cancelled while it was started again: stop it", run.id)
+                executor.cancel(handle)
+        return was_restarted
+
+    # Ctrl-C only detaches: between the delete and the create it must not end the run.
+    return run.status(progress=False) if brought_to_its_end(restart) else status
 
 
 def _surely(is_cancelled: Callable[[], bool]) -> bool:
