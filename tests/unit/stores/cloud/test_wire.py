@@ -152,10 +152,10 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Scr
     """A server, and a store in it that gives up soon; without TLS and with it."""
     if request.param == "plain":
         with ScriptedS3(DATA) as server:
-            yield server, _store(server, read_timeout_s=0.5)
+            yield server, _store(server, read_timeout_s=2.0)
     else:
         with ScriptedS3(DATA, certificate=certificate(tmp_path)) as server:
-            yield server, _store(server, read_timeout_s=0.5, ca_file=str(tmp_path / "tls.pem"))
+            yield server, _store(server, read_timeout_s=2.0, ca_file=str(tmp_path / "tls.pem"))
 
 
 def test_bodies_are_read_and_connections_used_again(either: tuple[ScriptedS3, CloudStore]) -> None:
@@ -239,7 +239,7 @@ def test_an_answer_that_stays_out_is_asked_for_the_other_way_once(
 
 def test_a_store_with_little_patience_does_not_wait_twice(either: tuple[ScriptedS3, CloudStore]) -> None:
     server, store = either
-    short_timeout = store.with_retry_timeout(0.3)
+    short_timeout = store.with_retry_timeout(1.0)
     server.scripts.append(server.says_and_waits(b"HTTP/1.1 2"))
     with pytest.raises(StoreUnavailable) as caught:
         short_timeout.open("a")
