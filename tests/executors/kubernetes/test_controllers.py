@@ -87,7 +87,9 @@ def test_kueue_takes_other_settings_for_one_test(queue_namespace: QueueNamespace
     settings = {"waitForPodsReady": {"timeout": "1s", "requeuingStrategy": strategy}}
     queue_namespace.controllers("restart", name="kueue", settings=settings)
     queue = queue_namespace.queue()
-    uid = queue_namespace.make("jobs", job("huge", cpu="300", queue=queue.name))["metadata"]["uid"]
+    body = job("nowhere", queue=queue.name)
+    body["spec"]["template"]["spec"]["nodeSelector"] = {"there-is": "none"}
+    uid = queue_namespace.make("jobs", body)["metadata"]["uid"]
     found = queue_namespace.until_workload(uid, "Evicted")
     reasons = {one["type"]: one["reason"] for one in found["status"]["conditions"]}
     assert reasons["Evicted"] in ("PodsReadyTimeout", "DeactivatedDueToRequeuingLimitExceeded")
