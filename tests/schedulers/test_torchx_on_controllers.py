@@ -17,6 +17,8 @@ SUM = """
     total = torch.ones(1)
     dist.all_reduce(total)
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} has {int(total)}")
+    dist.barrier()
+    dist.destroy_process_group()  # else its threads may abort the process when it exits
 """
 
 
