@@ -158,8 +158,9 @@ def test_a_pod_of_a_lost_node_is_named_by_cancel_with_the_choice_to_force(scenar
         assert (row.state, row.reason) == (RUNNING, Reason.STOPPING)
         assert "node lost" in row.message
         scenario.namespace.api.delete(scenario.namespace.path("pods", pod), {"gracePeriodSeconds": 0})
+        scenario.namespace.until("jobs", run.handle.native_id, lambda found: found is None)
         run.cancel()
-        assert [row.state for row in run.status().replicas] == [LOST]
+        assert [row.state for row in run.status().replicas] == [LOST]  # the Job was gone before the second cancel
         scenario.namespace.cluster.kubelet("go_online", node=node)
 
 
