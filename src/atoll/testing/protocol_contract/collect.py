@@ -89,7 +89,8 @@ class CollectStatements:
 
     def test_p13_a_succeeded_row_has_the_backends_own_results(self, bench: FacadeBench, gallery: Gallery) -> None:
         row = gallery.row("colon")
-        assert {key: bool(row.get(key)) for key in bench.row_ids} == dict.fromkeys(bench.row_ids, True)
+        missing = [key for key in bench.row_ids if row.get(key) in (None, "")]  # a short job may have run for 0 seconds
+        assert not missing, row
 
     def test_p13_each_end_has_its_status_exit_code_and_error(self, gallery: Gallery) -> None:
         rows = [gallery.row(*place) for place in gallery.ends]
