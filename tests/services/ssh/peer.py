@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import socket
 import struct
@@ -30,8 +31,8 @@ from services.ssh.daemon import Login, make_key, public_key, sshd
 HOSTS = 3
 VAULT = ("CONTRACT_VAULT", "hunter2 hunter3")
 """A variable that a login at each host has, and its value."""
-_FOUND_S = 2.0
-"""How long the proxy looks for the process that has opened a connection."""
+_FOUND_S = 30.0
+"""How long the proxy looks for the process that has opened a connection, while that keeps it open."""
 _OTHER_VERSION = json.dumps({"protocol": 99, "atoll": "99.0.0", "ok": {}})
 
 
@@ -160,7 +161,7 @@ class Peer:
             Thread(target=target, args=args, daemon=True, name=name).start()
 
     def _connection(self, client: socket.socket, port: int, number: int) -> None:
-        verb = _verb_of(port, client.getsockname()[1])
+        verb = _verb_of(client, port)
         with self._lock:
             self.calls[verb] += 1
             self._open.add(client)
@@ -218,13 +219,14 @@ def _pump(source: socket.socket, sink: socket.socket, cut_after: int | None = No
         sink.shutdown(socket.SHUT_WR)
 
 
-def _verb_of(port: int, host_port: int) -> str:
-    """The last word of the command line of the `ssh` process whose connection goes from one port to the other.
+def _verb_of(client: socket.socket, port: int) -> str:
+    """The last word of the command line of the `ssh` process whose connection comes from this port.
 
     The kernel may list a connection late, and one read of its list may leave lines out, so it is read again.
     """
+    host_port = client.getsockname()[1]
     deadline = time.monotonic() + _FOUND_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not _is_closed(client):
         inodes = {f"socket:[{inode}]" for inode in _inodes(port, host_port)}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -234,6 +236,13 @@ def _verb_of(port: int, host_port: int) -> str:
                     return (entry / "cmdline").read_bytes().decode().rstrip("\0").rpartition(" ")[2]
         time.sleep(0.02)
     return "unknown"  # such as a probe of the port, or a process that has ended
+
+
+def _is_closed(client: socket.socket) -> bool:
+    """Whether the other side has closed the connection, also if it has sent bytes before."""
+    poll = select.poll()
+    poll.register(client, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _inodes(*ports: int) -> Iterator[str]:
