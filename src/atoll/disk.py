@@ -1,4 +1,4 @@
-"""Full disks: which errors mean one, and whether a folder's disk has room. Writers and readers of runs call this."""
+"""Full disks, and folders of stores: which errors mean a full disk, and what a folder is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from urllib.parse import unquote_to_bytes
 
 MARGIN_BYTES = 64 << 10
 """A disk with less free space counts as full: the next log chunk or record may not fit."""
+STORE_MARK = ".atoll-tmp~f"
+"""The folder of unfinished files, which every `file:` store that was written to has and keeps."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,6 +46,11 @@ def folder_of(store_uri: str) -> str | None:
     if not store_uri.startswith("file://"):
         return None
     return os.fsdecode(unquote_to_bytes(store_uri.removeprefix("file://").partition("?")[0]))
+
+
+def is_store(folder: str) -> bool:
+    """Whether a `file:` store was written to this folder."""
+    return os.path.isdir(f"{folder}/{STORE_MARK}")
 
 
 class DiskWatch:

@@ -12,12 +12,13 @@ import errno
 from functools import lru_cache
 from types import TracebackType
 
+from atoll.disk import STORE_MARK, is_full
 from atoll.errors import AtollError, BadKey, StoreError, StoreRefused, StoreUnavailable
 from atoll.stores.base import check_key
 
 _FILE_MARK, _FOLDER_MARK = "~f", "~d"
 
-TEMP_FOLDER = ".atoll-tmp~f"
+TEMP_FOLDER = STORE_MARK
 """The folder of unfinished files. No key has this path: the name `.atoll-tmp` has a dot, so it gets no mark."""
 
 
@@ -71,6 +72,7 @@ _UNAVAILABLE = {
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY, errno.EAGAIN, errno.EINTR,
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENODEV, errno.ENXIO, errno.EHOSTDOWN, errno.EREMOTEIO,
 }  # fmt: skip
+_FULL_HINT = "free space on the disk of this folder, or use a store elsewhere"
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -103,5 +105,7 @@ def translated(exc: OSError, verb: str, uri: str, key: str) -> StoreError:
     if exc.errno in _REFUSED:
         return StoreRefused(message, uri=uri, key=key, hint="check the owner of the folder and how it is mounted")
     if exc.errno in _UNAVAILABLE:
-        return StoreUnavailable(message, uri=uri, key=key)
-    return StoreError(message, uri=uri, key=key)
+        return StoreUnavailable(message, uri=uri, key=key, hint=_FULL_HINT if is_full(exc) else None)
+    is_no_folder = exc.errno in (errno.ENOENT, errno.ENOTDIR)
+    advice = "check the path: a folder cannot be made there" if is_no_folder else None
+    return StoreError(message, uri=uri, key=key, hint=advice)

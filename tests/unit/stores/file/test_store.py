@@ -106,19 +106,20 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_object(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
+    ("code", "error", "hint"),
     [
-        (errno.ENOSPC, StoreUnavailable),
-        (errno.EDQUOT, StoreUnavailable),
-        (errno.EIO, StoreUnavailable),
-        (errno.EACCES, StoreRefused),
-        (errno.EROFS, StoreRefused),
-        (errno.ENAMETOOLONG, BadKey),
-        (errno.ELOOP, StoreError),
+        (errno.ENOSPC, StoreUnavailable, "free space"),
+        (errno.EDQUOT, StoreUnavailable, "free space"),
+        (errno.EIO, StoreUnavailable, ""),
+        (errno.EACCES, StoreRefused, "check the owner"),
+        (errno.EROFS, StoreRefused, "check the owner"),
+        (errno.ENAMETOOLONG, BadKey, ""),
+        (errno.ENOTDIR, StoreError, "check the path"),
+        (errno.ELOOP, StoreError, ""),
     ],
 )
 def test_what_the_system_says_is_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[StoreError]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[StoreError], hint: str
 ) -> None:
     store = FileStore(tmp_path)
 
@@ -129,6 +130,7 @@ def test_what_the_system_says_is_typed(
     with pytest.raises(error) as caught:
         store.put("a.json", b"x")
     assert type(caught.value) is error
+    assert (caught.value.hint or "").startswith(hint)
     assert isinstance(caught.value.__cause__, OSError)
     assert list(store.list()) == []
 
