@@ -13,8 +13,9 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
+from atoll.disk import is_store
 from atoll.errors import ConfigError
 
 OWN_IGNORE_FILE = b".atollignore"
@@ -54,19 +55,44 @@ class Listing:
 def list_files(root: bytes, *, at_most: int, without: Collection[bytes] = ()) -> Listing:
     """Every file and link under `root` (absolute, real) that no ignore rule excludes; a walk stops after `at_most`.
 
-    `without` are folders under `root`, as relative paths, that are left out with all that they contain.
+    `without` are folders under `root`, as relative paths, that are left out with all that they contain, and so are
+    folders with a store of runs.
     """
     from shutil import which
 
-    hidden = tuple(folder + b"/" for folder in without)
+    left_out = _LeftOut(root, without)
     own = Ignore(root, OWN_IGNORE_FILE, like_git=False)
     top = work_tree_of(root)
     if top is not None and (git := which("git")):
         paths, notes = tracked_and_untracked(git, root, own)
-        return Listing(tuple(sorted(path for path in paths if not path.startswith(hidden))), "git", tuple(notes))
+        listed = sorted(path for path in paths if path not in left_out)
+        return Listing(tuple(listed), "git", (*notes, *left_out.notes()))
     missing = "git is not on PATH, so tracked files that .gitignore names are left out"
-    found = islice((path for path in walk(root, top or root, own) if not path.startswith(hidden)), at_most)
-    return Listing(tuple(sorted(found)), "walk", (missing,) if top else ())
+    found = sorted(islice((path for path in walk(root, top or root, own) if path not in left_out), at_most))
+    return Listing(tuple(found), "walk", (*((missing,) if top else ()), *left_out.notes()))
+
+
+class _LeftOut:
+    """The paths in some folders under `root`, and in stores there, whose content changes with every run."""
+
+    def __init__(self, root: bytes, folders: Collection[bytes]) -> None:
+        self._root, self._hidden = root, tuple(folder + b"/" for folder in folders)
+        self._is_store: dict[bytes, bool] = {}
+
+    def __contains__(self, path: bytes) -> bool:
+        if path.startswith(self._hidden):
+            return True
+        above = accumulate(path.split(b"/")[:-1], lambda outer, name: outer + b"/" + name)
+        return any(self._has_mark(folder) for folder in above)
+
+    def _has_mark(self, folder: bytes) -> bool:
+        if folder not in self._is_store:
+            self._is_store[folder] = is_store(os.fsdecode(os.path.join(self._root, folder)))
+        return self._is_store[folder]
+
+    def notes(self) -> list[str]:
+        found = sorted(os.fsdecode(folder) for folder, is_one in self._is_store.items() if is_one)
+        return [f"`{folder}` is a store of runs, and is not sent" for folder in found]
 
 
 def walk(root: bytes, top: bytes, own: Ignore) -> Iterator[bytes]:

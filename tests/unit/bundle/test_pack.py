@@ -19,6 +19,7 @@ from workspace_trees import nobodys_folder, plant
 from atoll.bundle import Bundle, build, fetch_and_unpack, upload
 from atoll.bundle.pack import read_entries, write_archive
 from atoll.errors import ConfigError
+from atoll.stores.file.store import FileStore
 from atoll.stores.memory import MemoryStore
 from repository import DOCS
 
@@ -43,6 +44,19 @@ def test_folders_that_change_with_every_run_are_left_out(tmp_path: Path, in_git:
         subprocess.run(["git", "init", "-q", root], check=True)
     (tmp_path / "link").symlink_to(root / "runs")
     assert set(members(build(root, without=[tmp_path / "link", tmp_path / "other", root]))) == {"a.py", "runs2/y.py"}
+
+
+@pytest.mark.parametrize("in_git", [pytest.param(True, marks=pytest.mark.process), False])
+def test_a_store_of_other_runs_is_left_out_and_named(tmp_path: Path, in_git: bool) -> None:
+    root = plant(tmp_path / "code", {"a.py": "a", "out/notes.txt": "n"})
+    if in_git:
+        subprocess.run(["git", "init", "-q", root], check=True)
+    bundle = build(root)
+    FileStore(root).put("a.json", b"{}")  # the workspace itself is sent, also if it is a store
+    FileStore(root / "out" / "runs").put("runs/one/run.json", b"{}")
+    now = build(root)
+    assert set(members(now)) == {*members(bundle), "a.json"}
+    assert now.manifest.notes == ("`out/runs` is a store of runs, and is not sent",)
 
 
 def test_equal_folders_give_equal_bytes_whatever_else_differs(tmp_path: Path) -> None:
