@@ -97,6 +97,13 @@ def test_ps_with_nothing_to_show_says_how_to_start(inside):
     assert "atoll run" in done.stderr
 
 
+def test_ps_tells_an_empty_store_from_a_folder_that_is_not_there(inside, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "there is no such folder" not in inside("ps", "--store", str(tmp_path / "empty")).stderr
+    assert "there is no such folder" in inside("ps", "--store", str(tmp_path / "missing")).stderr
+    assert not (tmp_path / "missing").exists()
+
+
 def test_ps_shows_what_it_cannot_reach_and_never_fails(inside):
     known = {
         "elsewhere": {"store": "redis://nowhere", "handle": "local://h/x?replicas=1"},

@@ -5,6 +5,7 @@ All runs are asked at the same time; a run without an answer within the time lim
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +19,7 @@ from atoll.cli.background import merged
 from atoll.cli.launch_options import duration
 from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.render import STATE_STYLES, part_rows, problems_text
+from atoll.disk import folder_of
 from atoll.errors import AtollError, RunNotFound
 from atoll.journal import Launch
 from atoll.runs import config, index
@@ -75,11 +77,20 @@ def ps_command(out: Output, store: str | None, show_all: bool, timeout: float) -
         rows, older = _from_store(store, settings, limit, timeout)
     out.data({"runs": [asdict(row) for row in rows], "older": older})
     if not rows:
-        out.say("no runs yet: `atoll run module:function` starts one" if store is None else f"no runs in {store}")
+        out.say(_none_text(store))
         return
     out.text(out.table_text(_table(rows, now=time.time())))
     if older:
         out.say(f"… and {older} older runs: `atoll ps --all` lists them")
+
+
+def _none_text(store: str | None) -> str:
+    """Why the list is empty."""
+    if store is None:
+        return "no runs yet: `atoll run module:function` starts one"
+    folder = folder_of(registry.open_store(store).uri)
+    is_missing = folder is not None and not os.path.isdir(folder)
+    return f"no runs in {store}" + (": there is no such folder" if is_missing else "")
 
 
 def _from_index(settings: Config, limit: int | None, within_s: float) -> tuple[list[Row], int]:
