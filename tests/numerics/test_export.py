@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,6 +203,40 @@ def test_a_small_gpt2_is_loaded_by_from_pretrained(gpt2, tmp_path):
     loaded = gpt2.kind.from_pretrained(tmp_path / "out")
     assert_same_bits(copied(loaded), gpt2.trained)
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
+
+
+def test_a_folder_of_the_model_without_its_head_has_other_names_and_is_loaded_too(gpt2, tmp_path):
+    bare = gpt2.kind.from_pretrained(gpt2.base).transformer
+    bare.save_pretrained(tmp_path / "bare")  # `wte.weight` for `transformer.wte.weight`, as on the Hub
+    weights = weights_of(gpt2.ctx)
+    assert weights.save(tmp_path / "out", like=tmp_path / "bare") == ["wpe.weight"]
+    assert_same_bits(copied(gpt2.kind.from_pretrained(tmp_path / "out")), gpt2.trained)
+    loaded = type(bare).from_pretrained(tmp_path / "out")
+    assert_same_bits(copied(loaded), {name.removeprefix("transformer."): t for name, t in gpt2.trained.items()})
+
+    # A run of the model without its head, and the folder of the whole model.
+    weights._tensors = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    assert weights.save(tmp_path / "whole", like=gpt2.base) == ["transformer.wpe.weight"]
+    assert_same_bits(copied(gpt2.kind.from_pretrained(tmp_path / "whole")), gpt2.trained)
+
+
+@pytest.mark.parametrize("has_frozen", [False, True])
+def test_a_second_copy_of_a_shared_parameter_in_the_folder_gets_its_new_values(gpt2, tmp_path, has_frozen):
+    from safetensors.torch import save_file
+
+    shutil.copytree(gpt2.base, tmp_path / "like")
+    tensors = load_file(gpt2.base / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    tensors["zeros"] = tensors["transformer.ln_f.bias"].clone()
+    save_file(tensors, tmp_path / "like" / "model.safetensors", metadata={"format": "pt"})
+    weights = weights_of(gpt2.ctx)
+    weights.has_frozen = has_frozen
+    taken = weights.save(tmp_path / "out", like=tmp_path / "like")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert taken == [*(["lm_head.weight"] if has_frozen else []), "transformer.wpe.weight", "zeros"]
+    assert found["zeros"].equal(tensors["zeros"])
+    assert found["lm_head.weight"].equal(tensors["lm_head.weight"]) is has_frozen
+    assert found["lm_head.weight"].equal(found["transformer.wte.weight"]) is not has_frozen
 
 
 def test_a_file_alone_and_the_code_that_made_the_model_are_enough(gpt2, tmp_path):

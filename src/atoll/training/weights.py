@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,17 +89,55 @@ class Weights(Mapping[str, Tensor]):
     def _merged(self, like: Path) -> tuple[dict[str, Tensor], list[str]]:
         """The tensors of `like` with these weights in their place, and the names of those that `like` supplies."""
         theirs = _tensors_of(like)
-        unknown = [name for name in self if name not in theirs]
+        names = _names_there(self, theirs)
+        unknown = [name for name, there in names.items() if there not in theirs]
         problems = [f"{name}: the run has it, `{like}` has not" for name in unknown[:_SHOWN]]
         if len(unknown) > _SHOWN:
-            problems.append(f"{unknown[_SHOWN]}: and {len(unknown) - _SHOWN} more in the run only")
-        for name in self:
-            if name in theirs and theirs[name].shape != self[name].shape:
-                here, there = list(self[name].shape), list(theirs[name].shape)
+            problems.append(f"{unknown[_SHOWN]}: and {len(unknown) - _SHOWN - 1} more in the run only")
+        for name, own in names.items():
+            if own in theirs and theirs[own].shape != self[name].shape:
+                here, there = list(self[name].shape), list(theirs[own].shape)
                 problems.append(f"{name}: shape {here} in the run, {there} in `{like}`")
         if problems:
             raise InvalidSpec(f"`{like}` for the weights of run `{self.run_id}`", problems)
-        return {**theirs, **self._tensors}, [name for name in theirs if name not in self._tensors]
+        ours = {own: self[name] for name, own in names.items()}
+        if not self.has_frozen:
+            ours |= _copies(theirs, ours)
+        return {**theirs, **ours}, [name for name in theirs if name not in ours]
+
+
+def _copies(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The new values of tensors of a folder that are copies of others there, as of parameters that modules share.
+
+    A tensor with only one value, such as zeros, is no sign of that.
+    """
+    found: dict[str, Tensor] = {}
+    for name in (name for name in theirs if name not in ours):
+        old = theirs[name]
+        if old.numel() < 2 or bool((old == old.flatten()[0]).all()):
+            continue
+        original = next((own for own in ours if torch.equal(theirs[own], old)), None)
+        if original is not None:
+            found[name] = ours[original].clone()
+    return found
+
+
+def _names_there(ours: Iterable[str], theirs: Collection[str]) -> dict[str, str]:
+    """The name in a folder of each tensor of a run.
+
+    The weights of a model without its head lack the prefix that the model with the head gives them, such as
+    `transformer.`, and the other way round; `from_pretrained` loads both. So a prefix is left out, or added, if the
+    folder has all tensors then.
+    """
+    same = {name: name for name in ours}
+    unknown = [name for name in same if name not in theirs]
+    if not unknown:
+        return same
+    left_out = unknown[0].partition(".")[0] + "."
+    tries = [{name: name.removeprefix(left_out) for name in same}]
+    heads = dict.fromkeys(name.partition(".")[0] + "." for name in theirs if name.endswith(f".{unknown[0]}"))
+    tries += [{name: head + name for name in same} for head in heads]
+    return next((names for names in tries if all(name in theirs for name in names.values())), same)
 
 
 def check_target(target: Path, *, is_folder: bool, force: bool) -> None:
