@@ -108,6 +108,8 @@ class Launch(NamedTuple):
     """Whether the run was started before this launcher came."""
     is_resume: bool = False
     """Whether it continues the rounds of an earlier launch."""
+    is_refused: bool = False
+    """The backend refused the launch, which was undone then, before its launcher had created anything."""
 
     @property
     def is_decided(self) -> bool:
@@ -276,9 +278,18 @@ def record_handle(store: Store, run_id: str, handle: RunHandle, *, launch: int =
     return _decide(store, run_id, launch, {"handle": str(handle)})
 
 
-def record_undone(store: Store, run_id: str, why: str, *, launch: int = 1) -> Launch:
-    """Record that the launch is undone. Returns what is recorded, which another launcher may have decided."""
-    return _decide(store, run_id, launch, {"undone": why})
+def record_undone(store: Store, run_id: str, why: str, *, launch: int = 1, is_refused: bool = False) -> Launch:
+    """Record that the launch is undone, and whether its launcher has surely created nothing.
+
+    Returns what is recorded, which another launcher may have decided."""
+    return _decide(store, run_id, launch, {"undone": why, **({"refused": True} if is_refused else {})})
+
+
+def handle_to_stop(store: Store, run_id: str, launch: int) -> RunHandle | None:
+    """The handle of what an undone launch may have left; None if no launcher has created anything for it."""
+    if _decided(store, run_id, launch).is_refused and not _is_there(store, RunKeys(run_id, launch).joined()):
+        return None
+    return intended_handle(store, run_id, launch)
 
 
 def read_handle(store: Store, run_id: str) -> RunHandle | None:
@@ -326,7 +337,7 @@ def _decided(store: Store, run_id: str, launch: int) -> Launch:
 def _launch(number: int, record: Mapping[str, Any]) -> Launch:
     if "handle" not in record and "undone" not in record:
         raise StoreError("the record of a launch is damaged: it has neither a handle nor a reason", reason="damaged")
-    return Launch(number, _handle(record), record.get("undone"))
+    return Launch(number, _handle(record), record.get("undone"), is_refused=record.get("refused") is True)
 
 
 def _handle(record: Mapping[str, Any]) -> RunHandle | None:

@@ -8,7 +8,7 @@ import pytest
 
 import atoll
 from atoll import journal
-from atoll.errors import Conflict, InvalidSpec, SubmitError
+from atoll.errors import AuthError, BackendUnavailable, Conflict, InvalidSpec, SubmitError
 from atoll.executors.local.executor import LocalExecutor
 from atoll.runs import index
 from atoll.status import ReplicaState
@@ -139,6 +139,54 @@ def test_a_resume_that_cannot_be_started_is_undone_and_can_be_repeated(cli, monk
     assert (again.launch, again.rounds_of) == (3, 1)
     again.wait(60.0)
     assert again.status().state == ReplicaState.SUCCEEDED
+
+
+@pytest.mark.usefixtures("inside")
+def test_a_resume_that_its_backend_refused_is_repeated_on_another_backend(cli, monkeypatch):
+    """The backend that refused to start it may refuse to be asked for what is left, too."""
+    run_id = ended(cli)
+    run = atoll.attach(run_id)
+
+    def refuse(self, *_):
+        raise AuthError("no login", executor="local", operation="submit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalExecutor, "start", refuse)
+        patch.setattr(LocalExecutor, "cancel", refuse)
+        with pytest.raises(AuthError):
+            run.resume()
+        assert journal.newest_launch(run.store, run_id).is_refused
+        again = run.resume(on="join", workspace=".")
+    assert (again.launch, again.executor.name) == (3, "join")
+    again.cancel()
+
+    journal.record_resume(run.store, run.spec, executor="local", launch=4, rounds_of=1)
+    journal.record_intent(run.store, run_id, {}, run.handle, launch=4)
+    with pytest.raises(Conflict):
+        journal.record_intent(run.store, run_id, {"by": "another launcher"}, None, launch=4)
+    assert journal.record_undone(run.store, run_id, "refused", launch=4, is_refused=True).undone == "refused"
+    assert journal.handle_to_stop(run.store, run_id, 4) is None
+    journal.record_intent(run.store, run_id, {}, run.handle, launch=4)  # another launcher may have created something
+    assert journal.handle_to_stop(run.store, run_id, 4) == run.handle
+
+
+@pytest.mark.usefixtures("inside")
+def test_a_resumed_run_is_cancelled_although_the_backend_of_an_earlier_launch_is_gone(cli, monkeypatch):
+    run_id = cli.detached("job:until", "-n", 2, "--store", HERE, "--arg", "gate=go")
+    assert cli("cancel", run_id).code == 0
+    assert cli("resume", run_id, "--detach").code == 0
+    run, stop = atoll.attach(run_id), LocalExecutor.cancel
+    first = atoll.attach(run_id, launch=1).handle
+
+    def gone(self, handle, ranks=None):
+        if handle == first:
+            raise BackendUnavailable("no answer", executor="local", operation="cancel")
+        stop(self, handle, ranks)
+
+    monkeypatch.setattr(LocalExecutor, "cancel", gone)
+    assert run.cancel().record_error is None
+    assert run.status().state == ReplicaState.CANCELLED
+    assert journal.is_cancelled(run.store, run_id, launch=2)
 
 
 @pytest.mark.usefixtures("inside")

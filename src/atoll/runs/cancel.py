@@ -14,7 +14,7 @@ from atoll._threads import Unanswered, answer_within
 from atoll.errors import AtollError, BackendError, RunNotFound, StoreError, StoreUnavailable
 from atoll.executors.base import Executor, ranks_to_stop
 from atoll.handle import RunHandle
-from atoll.journal import Cancel, RankCancel
+from atoll.journal import Cancel, Launch, RankCancel
 from atoll.result import ranks_text
 from atoll.runs.restarts import could_grow
 from atoll.runs.start import planned_handle
@@ -139,14 +139,26 @@ class Cancellation:
         return handle, is_started
 
     def _stop_earlier_launches(self) -> None:
-        """Stop what undone launches may have left; a store that does not answer leaves that to `sweep`."""
+        """Stop what undone launches may have left; a store that does not answer leaves that to `sweep`.
+
+        A launch that was started was over when the run was resumed, perhaps because its machines were lost: it is
+        stopped where its backend answers.
+        """
         for number in range(1, self._run.launch):
             with suppress(StoreError, Unanswered):
-                handle = answer_within(
-                    RECORD_TIMEOUT_S, partial(journal.intended_handle, self._store, self._run.id, number)
-                )
-                if handle is not None and handle.executor == self._executor.name:
+                launch, handle = answer_within(RECORD_TIMEOUT_S, partial(self._earlier, number))
+                if handle is None or handle.executor != self._executor.name:
+                    continue
+                try:
                     self._executor.cancel(handle)
+                except AtollError as exc:
+                    if launch.undone is not None:
+                        raise
+                    log.info("run %s: launch %d was over, and is not stopped: %s", self._run.id, number, exc.message)
+
+    def _earlier(self, number: int) -> tuple[Launch, RunHandle | None]:
+        launch = journal.launch_at(self._store, self._run.id, number)
+        return launch, journal.handle_to_stop(self._store, self._run.id, number)
 
     def _intended(self) -> RunHandle | None:
         """The handle of a launch that is not finished. Intents of earlier versions have none: plan it again."""

@@ -84,7 +84,7 @@ def _is_cancelled(run: Run, number: int) -> bool:
 
 def _stop_leftovers(run: Run, number: int) -> None:
     """Stop what a launch that was undone may have left, so that the next one starts no twins."""
-    handle = journal.intended_handle(run.store, run.id, number)
+    handle = journal.handle_to_stop(run.store, run.id, number)
     if handle is None:
         return
     executor = run.executor if handle.executor == run.executor.name else registry.executor(handle.executor)

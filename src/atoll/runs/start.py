@@ -218,7 +218,7 @@ class _Start:
         if is_refused and not self._is_first_launcher:
             raise why  # another launcher may still complete the launch
         try:
-            decided, problem = self._record_undone(_text(why)), ""
+            decided, problem = self._record_undone(_text(why), is_refused=is_refused), ""
         except (StoreError, KeyboardInterrupt) as exc:
             decided, problem = Launch(self._number), _text(exc)
         if decided.handle is not None and not isinstance(why, Exception):
@@ -279,8 +279,8 @@ class _Start:
     def _record_handle(self, handle: RunHandle) -> Launch:
         return journal.record_handle(self._store, self._run_id, handle, launch=self._number)
 
-    def _record_undone(self, why: str) -> Launch:
-        return journal.record_undone(self._store, self._run_id, why, launch=self._number)
+    def _record_undone(self, why: str, *, is_refused: bool = False) -> Launch:
+        return journal.record_undone(self._store, self._run_id, why, launch=self._number, is_refused=is_refused)
 
 
 def planned_handle(executor: Executor, plan: Plan) -> RunHandle | None:
