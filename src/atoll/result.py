@@ -140,9 +140,19 @@ def join(
     for the ranks in `over`, which had ended before it.
     """
     return status.with_replicas(
-        _join_one(r, outcomes.get(r.rank), None if r.rank in over else cancelled, writes_outcomes)
-        for r in status.replicas
+        _with_times(_join_one(r, o, None if r.rank in over else cancelled, writes_outcomes), o)
+        for r, o in ((r, outcomes.get(r.rank)) for r in status.replicas)
     )
+
+
+def _with_times(replica: ReplicaStatus, outcome: ReplicaOutcome | None) -> ReplicaStatus:
+    """The status of a replica that has ended, with the times of its outcome if the backend does not tell its end."""
+    if outcome is None or not replica.state.is_terminal or replica.ended_at is not None:
+        return replica
+    if outcome.attempt < replica.attempt:
+        return replica
+    started_at = outcome.started_at if replica.started_at is None else replica.started_at
+    return replace(replica, started_at=started_at, ended_at=outcome.ended_at)
 
 
 def with_cancelled_ranks(status: RunStatus, cancelled: Mapping[int, str]) -> RunStatus:

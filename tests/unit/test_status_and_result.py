@@ -153,6 +153,23 @@ def test_who_had_ended_before_a_run_was_cancelled_did_not_end_because_of_it():
     assert [r.reason for r in joined.replicas] == [Reason.CANCELLED, Reason.PREEMPTED]
 
 
+@pytest.mark.parametrize("state", [S.LOST, S.CANCELLED, S.FAILED])
+def test_the_times_that_the_backend_does_not_tell_are_those_of_the_outcome(state):
+    own = outcome(0, S.FAILED, started_at=10.0, ended_at=20.0)
+    times = [
+        (None, None, 0),
+        (5.0, None, 0),
+        (5.0, 30.0, 0),
+        (5.0, None, 1),  # another attempt
+    ]
+    rows = [ReplicaStatus(rank, state, attempt=a, started_at=b, ended_at=e) for rank, (b, e, a) in enumerate(times)]
+    joined = join(RunStatus(tuple(rows)), {rank: replace(own, rank=rank) for rank in range(4)}, cancelled="too late")
+    found = [(replica.started_at, replica.ended_at) for replica in joined.replicas]
+    assert found == [(10.0, 20.0), (5.0, 20.0), (5.0, 30.0), (5.0, None)]
+    running = join(run_status(S.RUNNING), {0: own}).replicas[0]
+    assert (running.started_at, running.ended_at) == (None, None)
+
+
 def test_an_outcome_of_an_earlier_attempt_does_not_count():
     status = RunStatus((ReplicaStatus(0, S.LOST, attempt=1),))
     assert join(status, {0: outcome(0, S.FAILED, attempt=0)}).state is S.LOST
