@@ -35,7 +35,7 @@ from atoll.runs.cancel import STATUS_TIMEOUT_S, Cancellation, Stopped
 from atoll.runs.cost import Cost, cost_of
 from atoll.runs.queue_limit import QueueLimit, WaitedTooLong
 from atoll.runs.replacement import Replacements
-from atoll.runs.restarts import restarted
+from atoll.runs.restarts import could_grow, restarted
 from atoll.runs.stored import Beat, StoredRun
 from atoll.runs.wait import OnDeadline, wait, watching
 from atoll.spec import RunSpec
@@ -391,14 +391,15 @@ class Run:
         return RunStatus(tuple(idle if r.state is ReplicaState.LOST else r for r, idle in pairs))
 
     def _status_of(self, handle: RunHandle) -> RunStatus:
-        """The backend's status. If it cannot be asked and the store has the end of every rank, all are LOST there.
+        """The backend's status. If it cannot be asked and the store has the end of every rank, or of the run by a
+        cancellation, all are LOST there.
 
         A `StoreReader` then also knows ranks that have not ended.
         """
         try:
             return self.executor.status(handle)
         except (BackendError, ConfigError) as exc:
-            if not self._ended_in_store():
+            if not self._ended_in_store() and not self._is_stopped():
                 if isinstance(exc, BackendError) and isinstance(self.executor, StoreReader):
                     return self.executor.stored_status(handle, exc.message)
                 raise
@@ -409,6 +410,12 @@ class Run:
         """Whether every rank has written an outcome that no restart follows."""
         outcomes = self._stored.outcomes()
         return len(outcomes) == self.spec.placement.replicas and all(map(self._is_final, outcomes.values()))
+
+    def _is_stopped(self) -> bool:
+        """Whether it is recorded that every replica was stopped, and no waiting process can start more."""
+        return not could_grow(self.spec, self.executor) and journal.is_cancelled(
+            self.store, self.id, launch=self.launch
+        )
 
     def _is_final(self, outcome: ReplicaOutcome) -> bool:
         """Whether no restart follows this outcome."""
@@ -428,12 +435,12 @@ class Run:
         """The status with what the store knows about ranks whose service does not answer."""
         if not any(replica.reason is Reason.NO_ANSWER for replica in backend.replicas):
             return backend
-        beats = self._stored.beats(len(backend.replicas))
+        beats, is_stopped = self._stored.beats(len(backend.replicas)), self._is_stopped()
 
         def completed(replica: ReplicaStatus) -> ReplicaStatus:
             if replica.reason is not Reason.NO_ANSWER:
                 return replica
-            if (outcome := outcomes.get(replica.rank)) is not None and self._is_final(outcome):
+            if is_stopped or ((outcome := outcomes.get(replica.rank)) is not None and self._is_final(outcome)):
                 return replace(replica, state=ReplicaState.LOST, reason=Reason.LOST)  # `join` reads its outcome
             if (beat := beats.get(replica.rank)) is not None and beat.progress.beat_at is not None:
                 return replace(replica, state=ReplicaState.RUNNING, attempt=beat.attempt)

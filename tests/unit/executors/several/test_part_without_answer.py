@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from atoll import journal
 from atoll.context import RunContext
 from atoll.errors import AtollError, BackendUnavailable, ConfigError, StopFailed
 from atoll.executors.base import Capabilities, Plan, StoreReader
@@ -142,6 +143,30 @@ def test_the_status_of_a_run_has_what_the_store_knows_about_a_part_without_answe
             (ReplicaState.PENDING, Reason.NO_ANSWER, 0),
         ]
         assert {row.progress.problem for row in rows[1:4]} == {"nobody answers"}
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+@pytest.mark.parametrize("others_answer", [True, False])
+def test_a_cancelled_run_is_over_although_a_backend_no_longer_answers(is_cancelled: bool, others_answer: bool) -> None:
+    """A cancellation is recorded when everything was stopped. Rank 0 was told to leave, rank 1 wrote nothing."""
+    executor, handle = several(Place("one", DOWN), Place("two", None if others_answer else DOWN))
+    placement = Placement(replicas=4, parts=(Part("one", 2), Part("two", 2)))
+    store, keys = open_store(f"memory://cancelled-{is_cancelled}-{others_answer}"), RunKeys("exp")
+    beat = {"round_no": 3, "metrics": {}, "last_line": "", "beat_at": 5.0, "attempt": 0}
+    store.put(keys.beat(1), json.dumps(beat).encode())
+    left = ReplicaOutcome(0, 0, ReplicaState.FAILED, Reason.PREEMPTED)
+    store.put(keys.outcome(0, 0), json.dumps(left.to_json()).encode())
+    run = Run(RunSpec("exp", Task("train:main"), placement), executor, store, handle)
+    if is_cancelled:
+        journal.record_cancel(store, "exp", journal.Cancel("on request", over=()))
+        status = run.status()
+        assert status.is_terminal
+        assert [row.state for row in status.replicas[:2]] == [ReplicaState.CANCELLED] * 2
+    elif others_answer:
+        assert not run.status().is_terminal
+    else:
+        with pytest.raises(BackendUnavailable):
+            run.status()
 
 
 @pytest.mark.parametrize("error", [DOWN, ConfigError("the store cannot be opened here")])
