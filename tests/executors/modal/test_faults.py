@@ -69,8 +69,8 @@ def test_spawns_that_are_repeated_with_new_keys_leave_one_replica_of_each_rank(b
         assert_each_rank_once(bench, run.id, 2)
 
 
-@pytest.mark.parametrize("graph", ["empty", "late"])
-def test_a_call_graph_that_is_late_or_empty_hides_no_end(bench, graph):
+@pytest.mark.parametrize("graph", ["empty", "late", "truncated", "refused"])
+def test_a_call_graph_that_is_late_or_not_there_hides_no_end(bench, graph):
     bench.peer.graph = graph
     with launched(bench, "act", 2, args={"parts": ["return", "sys_exit"]}) as run:
         ended = over(bench, run).replicas

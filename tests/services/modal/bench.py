@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpclib import GRPCError, Status
+
 from atoll import journal
 from atoll.context import LAUNCH, RANK, RUN_ID, STORE
 from atoll.handle import RunHandle
@@ -62,6 +64,14 @@ class ModalBench(KillPoints, Bench):
         store, _, run_id = handle.native_id.rsplit("/", 2)
         for call in calls_of(self.peer, run_id, store):
             del self.peer.engine.calls[call.call_id]
+
+    def hide_once(self, handle: RunHandle, rank: int) -> None:
+        store, _, run_id = handle.native_id.rsplit("/", 2)
+        for call in calls_of(self.peer, run_id, store):
+            if variables(call)[RANK] == str(rank):
+                unknown = GRPCError(Status.NOT_FOUND, f"Function call {call.call_id} not found")
+                for rpc in ("FunctionGetCallGraph", "FunctionGetOutputs"):
+                    self.peer.faults.raise_at(rpc, unknown, times=1, name=call.call_id)
 
     def queue_held(self) -> AbstractContextManager[None]:
         return closed(self.peer.engine.admits)

@@ -82,11 +82,11 @@ class Engine:
         self.functions[made.function_id] = made
         return made
 
-    def spawn(self, function: Function, data: bytes, data_format: int) -> Call:
+    def spawn(self, function: Function, data: bytes, data_format: int, *, call_id: str = "") -> Call:
         variables: dict[str, str] = {}
         for secret in function.options.get("secrets", ()):
             variables |= self.secrets[secret]
-        call = Call(self.new_id("fc"), function, data, data_format, variables, self.zygote)
+        call = Call(call_id or self.new_id("fc"), function, data, data_format, variables, self.zygote)
         self.calls[call.call_id] = call
         Thread(target=call.life, args=(self.admits,), daemon=True, name=f"peer-{call.call_id}").start()
         return call

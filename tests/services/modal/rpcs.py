@@ -104,12 +104,27 @@ class Rpcs(DeployRpcs):
 
     async def FunctionMap(self, request: Any) -> Any:
         function = self._function(request.function_id)
-        (item,) = request.pipelined_inputs
-        data = item.input.args if not item.input.args_blob_id else self._peer.blobs.get(item.input.args_blob_id)
-        call = self._engine.spawn(function, data, item.input.data_format)
+        if not self._peer.pipelines:
+            return api_pb2.FunctionMapResponse(function_call_id=self._engine.new_id("fc"))
+        call = self._spawned(function, request.pipelined_inputs, "")
         response = api_pb2.FunctionMapResponse(function_call_id=call.call_id)
         response.pipelined_inputs.add(idx=0, input_id=call.input_id, input_jwt=f"jwt-{call.input_id}")
         return response
+
+    async def FunctionPutInputs(self, request: Any) -> Any:
+        response = api_pb2.FunctionPutInputsResponse()
+        if self._peer.refused_inputs > 0:
+            self._peer.refused_inputs -= 1
+            return response
+        known = self._engine.calls.get(request.function_call_id)
+        call = known or self._spawned(self._function(request.function_id), request.inputs, request.function_call_id)
+        response.inputs.add(idx=0, input_id=call.input_id, input_jwt=f"jwt-{call.input_id}")
+        return response
+
+    def _spawned(self, function: Function, inputs: Any, call_id: str) -> Call:
+        (item,) = inputs
+        data = item.input.args if not item.input.args_blob_id else self._peer.blobs.get(item.input.args_blob_id)
+        return self._engine.spawn(function, data, item.input.data_format, call_id=call_id)
 
     async def FunctionGetOutputs(self, request: Any) -> Any:
         call = self._call(request.function_call_id)
@@ -130,12 +145,15 @@ class Rpcs(DeployRpcs):
         response = api_pb2.FunctionGetCallGraphResponse()
         if self._peer.graph == "empty":
             return response
+        if self._peer.graph == "refused":
+            raise GRPCError(Status.NOT_FOUND, f"Call graph of {call.call_id} not found")
         is_shown = call.is_over and self._peer.graph != "late"
         status = _STATUSES[call.status if is_shown else "PENDING"]
         response.inputs.add(input_id=call.input_id, status=status, function_call_id=call.call_id, task_id=call.task_id)
-        response.function_calls.add(
-            function_call_id=call.call_id, function_name=call.function.name, module_name=call.function.module
-        )
+        if self._peer.graph != "truncated":
+            response.function_calls.add(
+                function_call_id=call.call_id, function_name=call.function.name, module_name=call.function.module
+            )
         return response
 
     async def FunctionCallCancel(self, request: Any) -> Any:

@@ -60,7 +60,12 @@ class Peer:
         self.honours_keys = True
         """Whether a request with a known idempotency key gets the first answer again."""
         self.graph: str | None = None
-        """`empty` or `late`: the call graph does not have the calls, or shows every call as pending."""
+        """`empty`, `late`, `truncated` or `refused`: the call graph does not have the calls, shows every call as
+        pending, has inputs without their calls, or is not found."""
+        self.pipelines = True
+        """Whether a new call has its input at once; otherwise the client sends it with a request of its own."""
+        self.refused_inputs = 0
+        """How many such requests find the queue full."""
         self.blobs = Blobs()
         self.zygote = Zygote()
         self.engine = self._new_engine()
@@ -87,6 +92,7 @@ class Peer:
         self.engine.close()
         self.engine = self._new_engine()
         self.honours_keys, self.graph = True, None
+        self.pipelines, self.refused_inputs = True, 0
         self.calls.clear()
         self.unknown.clear()
         self._answers.clear()
@@ -146,7 +152,7 @@ class Peer:
             if key in self._answers and self.honours_keys:
                 await stream.send_message(self._answers[key])
                 return
-            met = self.faults.met(name)
+            met = self.faults.met(name, getattr(request, "function_call_id", ""))
             await self.faults.act(met, name, after_effect=False)
             response = await answer(request)
             if "x-idempotency-key" in metadata and name == "FunctionMap":

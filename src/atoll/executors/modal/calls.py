@@ -70,35 +70,59 @@ class Calls:
     def __init__(self, client: ModalClient, *, clock: Clock, pause_s: float, stop_s: float) -> None:
         self._client, self._clock, self._pause_s, self._stop_s = client, clock, pause_s, stop_s
         self._over: dict[str, Look] = {}
+        self._gone = set[str]()
+        """Calls that Modal did not know at two looks."""
 
     def look_all(self, call_ids: Iterable[str]) -> dict[str, Look]:
-        """Look at each call, some at once."""
+        """Look at each call, some at once. A call is gone only if two looks do not find it or its output."""
         ids = list(dict.fromkeys(call_ids))
-        return dict(zip(ids, map_in_background(self.look, ids, most=_AT_ONCE), strict=True))
+        looks = dict(zip(ids, map_in_background(self._look_once, ids, most=_AT_ONCE), strict=True))
+        gone = {call_id for call_id, look in looks.items() if look.phase is Phase.GONE}
+        if again := sorted(gone - self._gone):
+            self._clock.sleep(self._pause_s)
+            looks |= zip(again, map_in_background(self._look_once, again, most=_AT_ONCE), strict=True)
+        self._gone = (self._gone - looks.keys()) | {each for each in gone if looks[each].phase is Phase.GONE}
+        return looks
 
-    def look(self, call_id: str, *, tries: int | None = None) -> Look:
+    def look(self, call_id: str) -> Look:
+        """The state of one call."""
+        return self.look_all([call_id])[call_id]
+
+    def _look_once(self, call_id: str) -> Look:
         """The state of one call, from the call graph and from `get`.
 
         Neither is enough. `get` cannot tell a call that runs from one that raised `TimeoutError`. The graph may be
         late, and its client shows every end that it has no word for as pending: a container that was out of memory or
-        was evicted, and a failure inside Modal.
+        was evicted, and a failure inside Modal. Modal promises no graph, so `get` decides if there is none.
         """
         if call_id in self._over:
             return self._over[call_id]
-        what = f"call `{call_id}`"
-        call = self._client.function_call
+        phase = self._phase_in_graph(call_id)
+        is_certain = phase not in (None, Phase.RETURNED, Phase.PENDING)
         try:
-            graph = self._client.call("status", what, lambda: call(call_id).get_call_graph(), tries=tries)
-            phase = _phase_in(graph, call_id)
-            is_certain = phase not in (None, Phase.RETURNED, Phase.PENDING)
-            found = Look(call_id, phase) if phase and is_certain else self._output(call_id, tries)
+            found = Look(call_id, phase) if phase and is_certain else self._output(call_id)
         except RunNotFound as exc:
             return Look(call_id, Phase.GONE, message=exc.message)
         if found.is_over and found.phase is not Phase.GONE:
             self._over[call_id] = found
         return found
 
-    def _output(self, call_id: str, tries: int | None) -> Look:
+    def _phase_in_graph(self, call_id: str) -> Phase | None:
+        """The phase of the call in its graph; None if the graph does not have it, or cannot be read."""
+
+        def send() -> Sequence[Any]:
+            try:
+                return list(self._client.function_call(call_id).get_call_graph())
+            except KeyError:  # a graph that was truncated: its client needs the function call of every input
+                return []
+
+        try:
+            return _phase_in(self._client.call("status", f"call `{call_id}`", send, tries=1), call_id)
+        except BackendError as exc:
+            log.info("no call graph: %s", exc.message)
+            return None
+
+    def _output(self, call_id: str) -> Look:
         """What `get(timeout=0)` says."""
 
         def send() -> Look:
@@ -115,16 +139,16 @@ class Calls:
                     raise
                 return Look(call_id, phase or Phase.FAILED, message=str(exc))
 
-        return self._client.call("status", f"output of call `{call_id}`", send, tries=tries)
+        return self._client.call("status", f"output of call `{call_id}`", send)
 
-    def cancel(self, call_id: str, *, tries: int | None = None) -> None:
+    def cancel(self, call_id: str) -> None:
         call = self._client.function_call
 
         def send() -> None:
             call(call_id).cancel(terminate_containers=True)
 
         log.info("cancel call %s", call_id)
-        self._client.call("cancel", f"cancel call `{call_id}`", send, tries=tries)
+        self._client.call("cancel", f"cancel call `{call_id}`", send)
 
     def stop_all(self, call_ids: Sequence[str]) -> dict[str, BackendError]:
         """Cancel every call that is not over, and wait for its end. Returns those that may still run, and why."""
