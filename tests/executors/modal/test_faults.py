@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
+from atoll.errors import BackendUnavailable, SubmitError
 from atoll.status import Reason, ReplicaState
-from atoll.testing.bench import Fault, assert_each_rank_once, entered, launched, let_go, over, until
+from atoll.testing.bench import Fault, assert_each_rank_once, entered, launched, let_go, order, over, until
 from services.modal.bench import calls_of
 
 LONG = "0123456789" * 2_000
@@ -67,6 +68,26 @@ def test_spawns_that_are_repeated_with_new_keys_leave_one_replica_of_each_rank(b
         ended = let_go(bench, run).replicas
         assert [r.state for r in ended] == [ReplicaState.CANCELLED, ReplicaState.SUCCEEDED]
         assert_each_rank_once(bench, run.id, 2)
+
+
+@pytest.mark.parametrize("refused", [0, 2])
+def test_a_call_whose_input_is_sent_by_itself_starts_one_replica(bench, refused):
+    """The client raises a plain `Exception` if the queue of inputs is full."""
+    bench.peer.pipelines, bench.peer.refused_inputs = False, refused
+    bench.peer.faults.fail("FunctionPutInputs", Fault.BROKEN, times=1, after_effect=True)
+    with launched(bench, "hold", 2, executor=bench.executor(patience_s=30.0)) as run:
+        entered(bench, run)
+        assert let_go(bench, run).state is ReplicaState.SUCCEEDED
+        assert len(calls_of(bench.peer, run.id, bench.store_uri)) == 2
+        assert_each_rank_once(bench, run.id, 2)
+
+
+def test_a_queue_of_inputs_that_stays_full_is_a_documented_error(bench):
+    bench.peer.pipelines, bench.peer.refused_inputs = False, 10**6
+    with pytest.raises(SubmitError) as caught:
+        order(bench, "hold", 2).draft(bench.executor(), bench.store_uri).submit()
+    assert isinstance(caught.value.__cause__, BackendUnavailable)
+    assert not caught.value.left_running
 
 
 @pytest.mark.parametrize("graph", ["empty", "late", "truncated", "refused"])
