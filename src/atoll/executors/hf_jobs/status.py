@@ -19,6 +19,7 @@ _TIMEOUT = re.compile(r"time\W?out|timed out|deadline", re.I)
 _OOM = re.compile(r"out\W?of\W?memory|\bOOM|memory limit", re.I)
 _IMAGE = re.compile(r"\b(image|pull|manifest|registry)\b", re.I)
 _CAPACITY = re.compile(r"capacity|no available|unschedulable", re.I)
+_PREEMPTED = re.compile(r"preempt|evict|\bspot\b", re.I)
 _QUOTA = re.compile(r"quota|credit|billing", re.I)
 
 
@@ -152,10 +153,13 @@ def _failure(job: Job) -> tuple[Reason, int | None]:
         return Reason.IMAGE, code
     if code is not None:
         return Reason.KILLED if code > 128 else Reason.USER_ERROR, code
-    for pattern, reason in ((_QUOTA, Reason.QUOTA), (_CAPACITY, Reason.CAPACITY), (_IMAGE, Reason.IMAGE)):
-        if pattern.search(text):
-            return reason, None
-    return Reason.USER_ERROR, None
+    known = (
+        (_PREEMPTED, Reason.PREEMPTED),
+        (_QUOTA, Reason.QUOTA),
+        (_CAPACITY, Reason.CAPACITY),
+        (_IMAGE, Reason.IMAGE),
+    )
+    return next((reason for pattern, reason in known if pattern.search(text)), Reason.USER_ERROR), None
 
 
 def exit_code(message: str) -> int | None:

@@ -30,11 +30,13 @@ def test_the_service_ends_a_job_later_than_its_supervisor():
         ("ERROR", "", 3605, (FAILED, Reason.TIMEOUT)),
         ("ERROR", "", 3599, (FAILED, Reason.USER_ERROR)),
         ("ERROR", "Job failed with exit code: 137. Reason: Error", SERVICE_LIMIT_S, (FAILED, Reason.TIMEOUT)),
+        ("ERROR", "Job was preempted", 100, (FAILED, Reason.PREEMPTED)),
+        ("ERROR", "The machine was evicted", 100, (FAILED, Reason.PREEMPTED)),
         ("CANCELED", "", 3605, (CANCELLED, Reason.CANCELLED)),
         ("CANCELED", "", SERVICE_LIMIT_S - 0.5, (FAILED, Reason.TIMEOUT)),
         ("CANCELED", "Job timeout", 100, (FAILED, Reason.TIMEOUT)),
     ],
 )
-def test_a_job_that_a_time_limit_has_ended_is_told_from_others(stage, message, running_s, end):
+def test_the_reason_of_an_end_comes_from_the_message_and_the_running_time(stage, message, running_s, end):
     status = replica_status(0, Job("id", stage, message, environment=ENVIRONMENT, running_s=running_s))
     assert (status.state, status.reason) == end
