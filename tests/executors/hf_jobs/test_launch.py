@@ -161,7 +161,9 @@ def test_an_older_version_of_atoll_in_the_image_ends_before_user_code(bench, hub
         assert "999.0.0" in run.result().outcomes[0].message
 
 
-def test_sweep_finds_what_runs_in_the_namespace(bench, hub):
+@pytest.mark.parametrize("is_short", [False, True])
+def test_sweep_finds_what_runs_in_the_namespace(bench, hub, is_short):
+    hub.lists_are_short = is_short  # then each job is looked up
     executor = bench.executor()
     assert isinstance(executor, Sweeper)
     with launched(bench, "hold", 2) as run:

@@ -107,6 +107,10 @@ class Peer:
         """How wrong the Date header is."""
         self.log_cut_every: int | None = None
         """The n-th connection to a log is cut after n times this many events."""
+        self.log_delay_s = 0.0
+        """How much later than the head of the answer the first event of a log comes."""
+        self.lists_are_short = False
+        """Lists leave out the variables of a job."""
         self.cuts_are_clean = False
         """A cut looks like the end of the log, as behind a proxy that ends the answer."""
         self._connections: Counter[str] = Counter()
@@ -170,7 +174,10 @@ class Peer:
                 job.unseen_lists -= 1
         seen = sorted((job for job in jobs if job.unseen_lists < 0), key=lambda job: -job.created_at)
         page, following = seen[place : place + self.page_size], place + self.page_size
-        return [_listed(job, self.old_stages.get(job.id)) for job in page], following if following < len(seen) else None
+        listed = [_listed(job, self.old_stages.get(job.id)) for job in page]
+        if self.lists_are_short:
+            listed = [{**each, "environment": None} for each in listed]
+        return listed, following if following < len(seen) else None
 
     def find(self, namespace: str, job_id: str) -> Job:
         with self._lock:
@@ -281,6 +288,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.close_connection = True
+        self.wfile.flush()
+        time.sleep(self.peer.log_delay_s)
         sent = 0
         for event in job.log.events(tail, _KEEP_ALIVE_S):
             if event is not None and sent == most:

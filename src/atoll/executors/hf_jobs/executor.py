@@ -193,7 +193,7 @@ class HubJobsExecutor:
 
     def origin(self, handle: RunHandle) -> RunContext | None:
         found = chosen(self._jobs.all_of(handle.scope, handle.native_id).values())
-        known = None if found is None else _context_of(found)
+        known = None if found is None else _context_of(self._jobs.whole(handle.scope, found))
         return None if known is None else known[0]
 
     def strays(self) -> list[Stray]:
@@ -201,7 +201,7 @@ class HubJobsExecutor:
         namespace = self.settings.namespace or str(self.whoami()["name"])
         found = []
         for job in self._jobs.of_atoll(namespace):
-            if (known := _context_of(job)) is not None:
+            if (known := _context_of(self._jobs.whole(namespace, job))) is not None:
                 context, replicas = known
                 label, first = str((job.labels or {}).get(RUN)), context.first_rank
                 handle = RunHandle(self.name, namespace, label, replicas, first)

@@ -71,6 +71,10 @@ class Jobs:
             return None
         return job_of(found)
 
+    def whole(self, namespace: str, job: Job) -> Job:
+        """The job with its variables, which a list may leave out."""
+        return job if job.environment else self.inspect(namespace, job.id) or job
+
     def of_atoll(self, namespace: str) -> list[Job]:
         """Every job of Atoll in the namespace that waits or runs."""
         labels, stages = {MANAGED_BY: "atoll"}, ("SCHEDULING", "RUNNING")
