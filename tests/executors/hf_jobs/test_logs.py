@@ -31,6 +31,20 @@ def test_a_log_that_is_cut_every_20_lines_has_no_gap_and_no_double_line(bench, h
     assert list(bench.executor().logs(finished.handle, 0, tail=tail, follow=follow)) == wanted
 
 
+@pytest.mark.parametrize("holds", [False, True], ids=["over", "running"])
+@pytest.mark.parametrize("tail", [None, 5])
+def test_a_log_whose_first_event_comes_late_is_not_empty(bench, hub, holds, tail):
+    """An old log comes from an archive: the first event takes longer than a pause between two of them."""
+    with launched(bench, "say", args={"lines": LINES, "then_hold": holds}) as run:
+        until(bench, "all is printed", lambda: printed(only(hub)) and (holds or only(hub).is_over))
+        hub.log_delay_s = 1.5
+        executor = bench.executor(log_quiet_s=1.0)
+        wanted = LINES if tail is None else LINES[-tail:]
+        assert list(executor.logs(run.handle, 0, tail=tail)) == wanted
+        if not holds:
+            assert list(executor.logs(run.handle, 0, tail=tail, follow=True)) == wanted
+
+
 @pytest.mark.parametrize("offset_s", [-86_400.0, 86_400.0])
 def test_a_date_header_that_is_off_by_a_day_loses_nothing(bench, hub, finished, offset_s):
     hub.date_offset_s = offset_s

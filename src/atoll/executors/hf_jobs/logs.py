@@ -23,6 +23,8 @@ _STARTED = "===== Job started"
 """The service begins the log of each try with a line that the replica has not written."""
 _KEEP_ALIVE_S = 120.0
 """The service sends a comment every 30 s; after such a silence the connection is dead."""
+_SLOW = 5
+"""The first event may come so many times later than the next ones: old logs are read from an archive."""
 _DATA = "data: {"
 Event = dict[str, Any]
 
@@ -32,7 +34,7 @@ class JobLog:
 
     def __init__(self, client: HubClient, namespace: str, job_id: str, *, quiet_s: float, pause_s: float) -> None:
         self._client, self._namespace, self._job_id = client, namespace, job_id
-        self._quiet_s, self._pause_s = quiet_s, pause_s
+        self._quiet_s, self._slow_s, self._pause_s = quiet_s, _SLOW * quiet_s, pause_s
 
     def snapshot(self, tail: int | None, *, is_over: bool) -> list[str]:
         """The log as it is now: its last `tail` lines, or all."""
@@ -56,7 +58,7 @@ class JobLog:
         while True:
             was_over, before = is_over(), place
             try:
-                for index, event in self._events(None, self._quiet_s if was_over else _KEEP_ALIVE_S, is_over):
+                for index, event in self._events(None, self._slow_s if was_over else _KEEP_ALIVE_S, is_over):
                     if index < place:
                         continue
                     place, deadline = index + 1, self._client.deadline()
@@ -79,12 +81,15 @@ class JobLog:
         A cut may look like the end of the log, so a connection without anything new shows that it was the end.
         """
         found: list[Event] = []
-        most = 0
+        most, read_s = (
+            0,
+            self._slow_s if end is None else self._quiet_s,
+        )  # the service ends the log of a job that is over
         deadline, pauses = self._client.deadline(), self._client.pauses()
         limit = Deadline(self._client.timeout_s, self._client.clock)
         while True:
             try:
-                for index, event in self._events(tail, self._quiet_s):
+                for index, event in self._events(tail, read_s):
                     if index < len(found):
                         continue  # read before the connection was cut
                     is_past_end = end is not None and not _is_at_most(event, end)
@@ -102,8 +107,10 @@ class JobLog:
                 deadline.sleep(next(pauses))
             else:
                 has_end = end is not None and bool(found) and (found[-1] == end or not _is_at_most(found[-1], end))
-                if has_end or len(found) <= most or (tail is not None and len(found) >= tail):
+                is_slow = len(found) <= most and read_s < self._slow_s
+                if has_end or (tail is not None and len(found) >= tail) or (len(found) <= most and not is_slow):
                     return found
+                read_s = self._slow_s if is_slow else read_s
             most = len(found)
             if tail is not None and end is not None:
                 found = []  # the log has grown, so the last events are other ones now
@@ -113,7 +120,7 @@ class JobLog:
         deadline, pauses = self._client.deadline(), self._client.pauses()
         while True:
             try:
-                return next((event for _, event in self._events(1, self._quiet_s)), None)
+                return next((event for _, event in self._events(1, self._slow_s)), None)
             except AtollError as exc:
                 if not getattr(exc, "retryable", False) or deadline.is_past:
                     raise
@@ -135,7 +142,7 @@ class JobLog:
                     if line.startswith(_DATA):
                         yield index, json.loads(line.removeprefix("data: "))
                         index, quiet = index + 1, Deadline(read_s, self._client.clock)
-                    elif line and (quiet.is_past if is_over is None else is_over()):
+                    elif line.startswith(":") and (quiet.is_past if is_over is None else is_over()):
                         return
         except Exception as exc:
             if is_open and any(each.__name__ == "ReadTimeout" for each in type(exc).__mro__):
