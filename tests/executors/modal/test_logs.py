@@ -26,6 +26,9 @@ class _Service:
     def function_call(self, _call_id: str) -> _Service:
         return self
 
+    def tail(self, count: int, *, source: str) -> Iterator[Any]:
+        return self.fetch(source=source)
+
     def fetch(self, *, source: str, until: datetime | None = None, since: datetime | None = None) -> Iterator[Any]:
         assert source == "stdout"
         until = until or datetime.now(UTC)
@@ -44,6 +47,30 @@ def test_following_loses_and_doubles_no_entry_whose_time_the_client_rounds(rest)
     service.entries += [(now - 4_000_000 + rest, "three\n"), (now - 3_000_000 + rest, "four\n")]
     assert log.new_lines() == ["three", "four"]
     assert log.new_lines() == []
+
+
+def test_entries_that_come_late_or_only_sometimes_are_shown_once():
+    service, now = _Service(), time.time_ns() // 1000 * 1000
+    log = CallLog(service, "fc-1")  # type: ignore[arg-type]
+    first, second, late = (now - 4 * 10**9, "one\n"), (now - 2 * 10**9, "three\n"), (now - 3 * 10**9, "two\n")
+    for entries, lines in (
+        ([first, second], ["one", "three"]),
+        ([], []),
+        ([first], []),
+        ([first, second, late, late], ["two", "two"]),
+        ([first, second, late, late, second], ["three"]),
+    ):
+        service.entries = entries
+        assert log.new_lines() == lines
+
+
+def test_batches_of_two_containers_are_put_in_order():
+    service, now = _Service(), time.time_ns() // 1000 * 1000
+    service.entries = [(now - 2_000_000, "after "), (now - 1_000_000, "the move\n"), (now - 3_000_000, "before\n")]
+    wanted = ["before", "after the move"]
+    assert CallLog(service, "fc-1").lines() == wanted  # type: ignore[arg-type]
+    assert CallLog(service, "fc-1").new_lines() == wanted  # type: ignore[arg-type]
+    assert CallLog(service, "fc-1").last_lines(2) == wanted  # type: ignore[arg-type]
 
 
 def test_a_clock_that_is_late_hides_no_line():

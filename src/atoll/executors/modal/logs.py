@@ -5,6 +5,7 @@ Entries of the log are pieces of text with a time; lines are put together from t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,8 +16,8 @@ from atoll.executors.modal.client import ModalClient
 _MOST_ENTRIES = 20_000
 """What Modal returns of the end of a log."""
 _SOURCE = "stdout"
-_OVERLAP = timedelta(seconds=1)
-"""The client rounds the time of an entry, so it may lie before the time that is known here."""
+_OVERLAP = timedelta(seconds=10)
+"""An entry may arrive so much later than entries with a later time."""
 _SKEW = timedelta(minutes=5)
 """By how much the clock of this machine may be late."""
 
@@ -27,8 +28,8 @@ class CallLog:
     def __init__(self, client: ModalClient, call_id: str) -> None:
         self._client, self._call_id = client, call_id
         self._since: datetime | None = None
-        self._seen = 0
-        """How many entries with the time `_since` were read."""
+        self._seen = Counter[tuple[datetime, str]]()
+        """The entries that were read and that the next request returns again."""
         self._rest = ""
 
     def lines(self) -> list[str]:
@@ -42,7 +43,7 @@ class CallLog:
         def send() -> list[Any]:
             return list(self._client.function_call(self._call_id).logs.tail(most, source=_SOURCE))
 
-        entries = self._client.call("logs", self._what, send)
+        entries = _in_order(self._client.call("logs", self._what, send))
         lines = _split("".join(str(entry.message) for entry in entries))
         if len(entries) >= most and len(lines) > 1:
             del lines[0]  # its beginning may be missing
@@ -50,12 +51,17 @@ class CallLog:
 
     def new_lines(self) -> list[str]:
         """Complete lines that were not read before."""
-        entries = self._fetch(self._since)
-        fresh = [entry for entry in entries if self._since is None or entry.timestamp >= self._since]
-        text = self._rest + "".join(str(entry.message) for entry in fresh[self._seen :])
-        if fresh:
-            last = fresh[-1].timestamp
-            self._since, self._seen = last, sum(1 for entry in fresh if entry.timestamp == last)
+        text, old = self._rest, self._seen.copy()
+        entries = [(entry.timestamp, str(entry.message)) for entry in self._fetch(self._since)]
+        for entry in entries:
+            if old[entry] > 0:
+                old[entry] -= 1
+            else:
+                text += entry[1]
+        if entries:
+            self._since = max(entries[-1][0], self._since or entries[-1][0])
+            known = self._seen | Counter(entries)
+            self._seen = Counter({entry: n for entry, n in known.items() if entry[0] >= self._since - _OVERLAP})
         *lines, self._rest = text.split("\n")
         return lines
 
@@ -71,7 +77,7 @@ class CallLog:
         def send() -> list[Any]:
             return list(self._client.function_call(self._call_id).logs.fetch(source=_SOURCE, **limits))
 
-        return self._client.call("logs", self._what, send)
+        return _in_order(self._client.call("logs", self._what, send))
 
     @property
     def _what(self) -> str:
@@ -97,6 +103,11 @@ def follow_lines(
             yield from log.rest()
             return
         clock.sleep(pause_s)
+
+
+def _in_order(entries: list[Any]) -> list[Any]:
+    """The entries by their times. Modal sends them in batches of a container, of which a moved call has several."""
+    return sorted(entries, key=lambda entry: entry.timestamp)
 
 
 def _split(text: str) -> list[str]:
