@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from atoll.errors import BackendUnavailable
+from atoll.errors import BackendUnavailable, SubmitError
 from atoll.handle import RunHandle
 from atoll.status import ReplicaState
-from atoll.testing.bench import assert_each_rank_once, entered, launched, let_go
+from atoll.testing.bench import assert_each_rank_once, cleared, entered, launched, let_go, order
+from services.hf_jobs.job import Job
 
 OPERATIONS = {"hardware", "run", "list", "inspect", "cancel", "logs"}
 
@@ -59,7 +60,23 @@ def test_jobs_of_others_in_a_list_are_not_taken_for_replicas(bench, hub, monkeyp
     assert [job.is_over for job in hub.jobs.values() if job.id not in own] == [False, False]
 
 
-@pytest.mark.parametrize("answer", [{"error": "later"}, [None], [{"id": "1", "owner": None}]])
+def test_a_job_whose_times_cannot_be_read_is_left_neither_running_nor_unnamed(bench, hub, monkeypatch):
+    """The client reads one form of times; it raises a `ValueError` for others when the job exists already."""
+    info = Job.info
+    draft = order(bench, "hold").draft(bench.executor(patience_s=0.3), bench.store_uri)
+    with cleared(bench, draft.spec.run_id):
+        with monkeypatch.context() as patch:
+            patch.setattr(Job, "info", lambda job: {**info(job), "createdAt": "2026-01-01 00:00:00+02:00"})
+            with pytest.raises(SubmitError) as caught:
+                draft.submit()
+        assert caught.value.left_running
+        draft.executor.cancel(draft.executor.handle(draft.plan))
+        assert bench.running(draft.spec.run_id) == []
+
+
+@pytest.mark.parametrize(
+    "answer", [{"error": "later"}, [None], [{"id": "1", "owner": None}], [{"id": "1", "createdAt": "yesterday"}]]
+)
 def test_a_list_that_is_none_is_an_error_of_the_service(hub, executor, monkeypatch, answer):
     monkeypatch.setattr(hub, "list", lambda *_: (answer, None))
     with pytest.raises(BackendUnavailable) as caught:

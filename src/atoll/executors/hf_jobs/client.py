@@ -139,7 +139,7 @@ class HubClient:
         made = require("huggingface_hub", extra=EXTRA).JobInfo
         try:
             jobs = [made(**each, endpoint=self.endpoint) for each in answer.json()]
-        except (TypeError, AttributeError) as exc:  # JSON of a proxy, such as `{"error": …}`
+        except (TypeError, AttributeError, ValueError) as exc:  # JSON of a proxy, such as `{"error": …}`
             raise JSONDecodeError("the answer is no list of jobs", answer.text, 0) from exc
         return jobs, str(answer.links.get("next", {}).get("url", ""))
 

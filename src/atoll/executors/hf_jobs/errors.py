@@ -25,6 +25,7 @@ def is_of_service(exc: Exception) -> bool:
     """Whether the service, the SDK or the network raised it. Any other exception of the SDK's client is a bug."""
     modules = {each.__module__.partition(".")[0] for each in type(exc).__mro__}
     is_unreadable = type(exc).__name__ in ("JSONDecodeError", "KeyError")  # an answer that is no JSON, or no job
+    is_unreadable |= type(exc) is ValueError and "as a datetime" in str(exc)  # or a job with times of another form
     return status_of(exc) != 0 or isinstance(exc, OSError | Unanswered) or is_unreadable or bool(modules & _SDK)
 
 
