@@ -117,6 +117,17 @@ def test_a_remote_timeout_error_is_a_failure_and_not_a_running_call(bench):
         assert (replica.state, replica.reason) == (ReplicaState.FAILED, Reason.KILLED)
 
 
+@pytest.mark.parametrize("status", ["FAILURE", "INIT_FAILURE"])
+def test_what_the_function_raised_is_shown(bench, status):
+    """The image has no Atoll, or an app of another version is deployed."""
+    with launched(bench, "echo") as run:
+        over(bench, run)
+        call = one_call(bench, run)
+        call.status, call.exception = status, ImportError("No module named 'atoll'")
+        replica = bench.executor().status(run.handle).replicas[0]
+        assert (replica.state, replica.message) == (ReplicaState.FAILED, "No module named 'atoll'")
+
+
 def test_expired_outputs_are_lost_unless_the_store_knows(bench):
     with launched(bench, "echo", args={"x": 1}) as run:
         over(bench, run)

@@ -100,7 +100,10 @@ class Calls:
         phase = self._phase_in_graph(call_id)
         is_certain = phase not in (None, Phase.RETURNED, Phase.PENDING)
         try:
-            found = Look(call_id, phase) if phase and is_certain else self._output(call_id)
+            if phase and is_certain:
+                found = Look(call_id, phase, message=self._failure(call_id) if phase in _WITH_FAILURE else "")
+            else:
+                found = self._output(call_id)
         except RunNotFound as exc:
             return Look(call_id, Phase.GONE, message=exc.message)
         if found.is_over and found.phase is not Phase.GONE:
@@ -122,7 +125,14 @@ class Calls:
             log.info("no call graph: %s", exc.message)
             return None
 
-    def _output(self, call_id: str) -> Look:
+    def _failure(self, call_id: str) -> str:
+        """What the function raised, such as that its image has no Atoll; empty if the output does not say."""
+        try:
+            return self._output(call_id, tries=1).message
+        except BackendError:
+            return ""
+
+    def _output(self, call_id: str, *, tries: int | None = None) -> Look:
         """What `get(timeout=0)` says."""
 
         def send() -> Look:
@@ -139,7 +149,7 @@ class Calls:
                     raise
                 return Look(call_id, phase or Phase.FAILED, message=str(exc))
 
-        return self._client.call("status", f"output of call `{call_id}`", send)
+        return self._client.call("status", f"output of call `{call_id}`", send, tries=tries)
 
     def cancel(self, call_id: str) -> None:
         call = self._client.function_call
@@ -182,6 +192,7 @@ class Calls:
             deadline.sleep(next(pauses))
 
 
+_WITH_FAILURE = (Phase.FAILED, Phase.NOT_STARTED)
 _ENDS = {
     "OutputExpiredError": Phase.GONE,
     "FunctionTimeoutError": Phase.TIMED_OUT,
