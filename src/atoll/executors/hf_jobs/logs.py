@@ -81,10 +81,8 @@ class JobLog:
         A cut may look like the end of the log, so a connection without anything new shows that it was the end.
         """
         found: list[Event] = []
-        most, read_s = (
-            0,
-            self._slow_s if end is None else self._quiet_s,
-        )  # the service ends the log of a job that is over
+        most = 0
+        read_s = self._slow_s if end is None else self._quiet_s  # the service ends the log of a job that is over
         deadline, pauses = self._client.deadline(), self._client.pauses()
         limit = Deadline(self._client.timeout_s, self._client.clock)
         while True:
