@@ -30,9 +30,8 @@ _ANONYMOUS = 'User "system:anonymous"'
 """The API server got no credentials, and lets strangers ask for its version."""
 _LOGIN = "log in to the cluster again, or choose another context with the setting `context`"
 _ROLE = (
-    "`atoll doctor kubernetes` with the same settings lists what is missing, and with --permissions the Role to ask for"
+    "`atoll doctor {backend}` with the same settings lists what is missing, and with --permissions the Role to ask for"
 )
-
 
 _TLS = "check the certificate of the cluster in the kubeconfig, and whether a proxy replaces it"
 _PROXY = "check the variables HTTPS_PROXY and NO_PROXY, and `proxy-url` in the kubeconfig"
@@ -132,7 +131,7 @@ def _of_refusal(found: Refusal, what: str, operation: str, executor: str) -> Ato
             return CapacityError(text, **given, reason="quota")
         if _DENIED.search(found.message) and "not authorized" not in found.message:
             return ConfigError(text, reason="denied")  # a controller refuses the object, not the user
-        return AuthError(text, **given, reason="forbidden", hint=_ROLE)
+        return AuthError(text, **given, reason="forbidden", hint=_ROLE.format(backend=_backend(executor)))
     if found.status in (404, 410):
         return RunNotFound(text, **given, reason="expired" if found.status == 410 else "")
     if found.status == 409:
@@ -142,6 +141,11 @@ def _of_refusal(found: Refusal, what: str, operation: str, executor: str) -> Ato
     if found.status == 429 or found.status >= 500:
         return BackendUnavailable(text, **given, reason="throttled" if found.status == 429 else "")
     return ConfigError(text, reason="invalid")
+
+
+def _backend(executor: str) -> str:
+    """The backend whose Role an executor needs; a scheduler of TorchX needs that of AppWrappers."""
+    return executor if executor == "kubernetes" else "appwrapper"
 
 
 def _down(webhook: str) -> str:

@@ -41,6 +41,15 @@ def test_each_status_is_one_error(status, body, kind, reason):
     assert (type(found), found.reason) == (kind, reason)
 
 
+@pytest.mark.parametrize(
+    ("executor", "backend"),
+    [("kubernetes", "kubernetes"), ("appwrapper", "appwrapper"), ("kubernetes_mcad", "appwrapper")],
+)
+def test_a_missing_permission_names_the_doctor_of_this_backend(executor, backend):
+    found = translated(Refusal(403, {"message": "no"}), "Job `x`", "submit", executor)
+    assert f"`atoll doctor {backend}`" in found.hint
+
+
 def test_a_controller_that_is_down_is_named():
     found = translated(Refusal(500, {"message": DOWN}), "Job `x`", "submit", "kubernetes")
     assert found.retryable
