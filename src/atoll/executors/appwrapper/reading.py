@@ -332,7 +332,8 @@ def notes_to_keep(seen: Snapshot, replicas: int, tails: Mapping[int, str]) -> di
     view = WrapperView.of(seen.wrapper)
     if view.is_mcad or view.is_deleted:
         return {}
-    key, there = f"{ENDED}{view.resets}", _annotations(seen.wrapper)
+    earlier = int(view.phase is Phase.RESETTING and view.resets > 0)  # the controller counts a reset before it deletes
+    key, there = f"{ENDED}{view.resets - earlier}", _annotations(seen.wrapper)
     rows = ended_rows(seen, replicas)
     if rows is None:  # a pod of a lost node cannot end, and the Job waits for it; the controller need not
         lost = sorted(lost_nodes(seen.job_pods))
@@ -340,7 +341,7 @@ def notes_to_keep(seen: Snapshot, replicas: int, tails: Mapping[int, str]) -> di
     has_counted, uid = JobView.of(seen.job, replicas).has_counted, str(seen.job["metadata"]["uid"])
     if there.get(POKE) == uid if has_counted else key in there:
         return {}
-    text = end_annotation(rows, tails, attempt_of(seen.wrapper, seen.queue))
+    text = end_annotation(rows, tails, attempt_of(seen.wrapper, seen.queue) - earlier)
     notes: dict[str, str | None] = dict.fromkeys(crowded_out(there, key, text))
     return {**notes, key: text, **({POKE: uid} if has_counted else {})}
 

@@ -23,6 +23,7 @@ from atoll.executors.appwrapper.reading import (
     end_annotation,
     has_restart,
     kept_end,
+    kept_number,
     kept_tail,
     notes_to_keep,
     wrapper_status,
@@ -206,6 +207,16 @@ def test_the_end_is_kept_when_the_failure_is_visible_and_again_when_every_pod_ha
     assert [(r.state, r.reason, r.exit_code) for r in after.replicas] == [
         (r.state, r.reason, r.exit_code) for r in before.replicas
     ]
+
+
+def test_the_end_of_an_attempt_that_is_being_reset_is_not_that_of_the_next_one():
+    """The controller counts the reset before it deletes the Job."""
+    status = {"phase": "Resetting", "resettingCount": 1}
+    notes = notes_to_keep(Snapshot(wrapper(status, restarts=1), **FAILURE), 2, {1: "the last line"})
+    assert notes.keys() == {f"{ENDED}0", POKE}
+    resumed = wrapper({"phase": "Resuming", "resettingCount": 1}, restarts=1, annotations=notes)
+    assert read(Snapshot(resumed, None)) == [(PENDING, Reason.WAITING)] * 2
+    assert kept_number(resumed, 0) == 0
 
 
 def test_a_lost_node_wakes_the_controller_once():
