@@ -345,6 +345,11 @@ class WrapperView:
         return (self.conditions.get(kind) or {}).get("status") == "True"
 
     @property
+    def starts_again(self) -> bool:
+        """Whether MCAD, which has given up, dispatches it again, without end."""
+        return self.is_mcad and self.phase is Phase.FAILED
+
+    @property
     def said(self) -> str:
         """Reason and message in one line; empty if it says nothing."""
         return ": ".join(filter(None, (self.reason, self.message)))

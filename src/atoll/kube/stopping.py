@@ -43,6 +43,8 @@ def _why_left(thing: Object, nodes: Mapping[str, str]) -> str:
     name = name_of(thing)
     if name in nodes:
         return f"its node `{nodes[name]}` does not answer, so that nobody can tell whether it still runs"
+    if thing.get("kind") == "AppWrapper":
+        return "its pods have ended, and its controller, which may be down, has not removed it yet"
     if is_orphan(thing):
         return "its Job was deleted without its pods, so that this pod runs on"
     return "has not ended within the time for stopping"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import AuthError, BackendUnavailable, InvalidSpec, RunNotFound, SubmitError
+from atoll.errors import AuthError, BackendUnavailable, InvalidSpec, RunNotFound, StopFailed, SubmitError
 from atoll.kube.gang import KUEUE_QUEUE
 from atoll.status import Reason, ReplicaState
 from services.kubernetes.cluster import PRIVATE
@@ -185,6 +185,9 @@ def test_a_controller_that_is_down_is_named(wrapped: WrapperScenario):
     with pytest.raises(BackendUnavailable) as caught:
         wrapped.program("true", 1, run_id="another", patience_s=1.0)
     assert caught.value.reason == "webhook"
+    with pytest.raises(StopFailed, match="may be down"):
+        wrapped.executor(stop_s=30.0).cancel(run.handle)
+    assert wrapped.namespace.api.items(wrapped.namespace.path("pods")) == []
     wrapped.namespace.controllers("start", name="appwrapper")
     run.executor.cancel(run.handle)
     assert wrapped.namespace.api.items(wrapped.namespace.path("pods")) == []

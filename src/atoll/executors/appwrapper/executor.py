@@ -101,6 +101,7 @@ class AppWrapperExecutor(ClusterExecutor):
         if seen.wrapper is not None:
             is_deleted = bool(seen.wrapper["metadata"].get("deletionTimestamp"))
             is_over = wrapper_status(seen, replicas=handle.replicas).is_terminal
+            is_over = is_over and not WrapperView.of(seen.wrapper).starts_again
             if is_over and not is_deleted and not any(map(is_alive, seen.pods)):
                 return []
             wrappers.delete(seen.wrapper)
@@ -173,7 +174,7 @@ class AppWrapperExecutor(ClusterExecutor):
             wrapper = {**each, "apiVersion": dialect.api_version}  # the items of a list do not say it
             context, jobs = context_of(wrapper), [job for job in components_of(wrapper) if job.get("kind") == "Job"]
             view = WrapperView.of(wrapper)
-            is_over = view.phase in _OVER and not (view.is_mcad and view.phase is Phase.FAILED)  # MCAD tries again
+            is_over = view.phase in _OVER and not view.starts_again
             if context is not None and jobs and not is_over:
                 replicas = int(jobs[0]["spec"].get("completions") or 1)
                 handle = RunHandle(self.name, scope, name_of(wrapper), replicas, context.first_rank)

@@ -10,7 +10,7 @@ from atoll._time import Clock
 from atoll.errors import BackendError
 from atoll.executors.appwrapper.reading import Snapshot
 from atoll.executors.appwrapper.wrappers import Wrappers
-from atoll.kube.appwrapper import Phase, WrapperView
+from atoll.kube.appwrapper import WrapperView
 from atoll.kube.jobs import Object
 from atoll.kube.reading import JobView
 from atoll.kube.watch import Changes
@@ -88,8 +88,7 @@ class WrapperWatch:
         """Delete an AppWrapper of MCAD that has failed with its Job: MCAD would dispatch it again, without end."""
         if wrapper is None or job is None or not status.is_terminal:
             return
-        view = WrapperView.of(wrapper)
-        if view.is_mcad and view.phase is Phase.FAILED and JobView.of(job, self._replicas).failing:
+        if WrapperView.of(wrapper).starts_again and JobView.of(job, self._replicas).failing:
             try:
                 self._wrappers.delete(wrapper)
             except BackendError:  # the next reading tries again

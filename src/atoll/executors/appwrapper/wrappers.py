@@ -9,7 +9,14 @@ from typing import Any
 
 from atoll._time import Clock, Deadline, backoff
 from atoll.errors import BackendError, ConfigError, Conflict, RunNotFound
-from atoll.executors.appwrapper.reading import Snapshot, ended_rows, notes_to_keep, runs_own_program, wrapper_status
+from atoll.executors.appwrapper.reading import (
+    SILENT_S,
+    Snapshot,
+    ended_rows,
+    notes_to_keep,
+    runs_own_program,
+    wrapper_status,
+)
 from atoll.kube.appwrapper import DIALECTS, GROUPS, Dialect, Phase, WrapperView, components_of, served_dialect
 from atoll.kube.job import token_of
 from atoll.kube.job_watch import may_have_events
@@ -18,6 +25,7 @@ from atoll.kube.kueue import queue_of
 from atoll.kube.names import MANAGED_BY, MANAGER, POKE, context_of
 from atoll.kube.pod_state import needs_log
 from atoll.kube.reading import newest_pods
+from atoll.kube.stopping import name_of
 from atoll.status import ReplicaState, RunStatus
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -182,9 +190,10 @@ class Wrappers:
         a Job of the same name that was created later does not count.
 
         On MCAD the AppWrapper is gone at once, and its pods end later. On v1beta2 it is the last, after a pause of the
-        controller, which a note ends.
+        controller, which a note ends. A controller that is down does not delete the Job: then it is deleted here.
         """
         pauses, has_poked = backoff(0.1, factor=1.5, cap_s=1.0), False
+        silence, has_deleted = Deadline(SILENT_S, self._clock), False
         while True:
             there = None if wrapper is None else self.find(namespace, name, "cancel")
             is_there = there is not None and wrapper is not None and _uid(there) == _uid(wrapper)
@@ -199,7 +208,20 @@ class Wrappers:
             if is_there and there is not None and not left and inside is None and not has_poked:
                 self.annotate(there, {POKE: "deleted"})
                 has_poked = True
+            if inside is not None and silence.is_past and not has_deleted:
+                self._delete_inside(inside)
+                has_deleted = True
             limit.sleep(next(pauses))
+
+    def _delete_inside(self, job: Object) -> None:
+        """Delete a Job that its controller should have deleted. Without the permission it is left."""
+        if job["metadata"].get("deletionTimestamp"):
+            return
+        log.warning("Job `%s` is deleted here: its controller, which may be down, has not done it", name_of(job))
+        try:
+            self.jobs.delete(job)
+        except (BackendError, ConfigError) as exc:
+            log.warning("%s", exc.message)
 
 
 def fixed_dialect(setting: str) -> Dialect | None:

@@ -1,4 +1,5 @@
-"""Restarts on MCAD, by delete and re-create, against a scripted cluster: what a restart keeps, and what stops it."""
+"""Restarts on MCAD, by delete and re-create, against a scripted cluster: what a restart keeps, and what stops it; and
+cancels of runs whose controller would go on, or does nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ import pytest
 from kube_api import Reply, Request, ScriptedApi, failure
 
 from atoll import journal
-from atoll.errors import AuthError, ConfigError, StoreUnavailable
+from atoll.errors import AuthError, ConfigError, StopFailed, StoreUnavailable
 from atoll.executors.appwrapper.executor import AppWrapperExecutor
 from atoll.journal import Cancel
-from atoll.kube.appwrapper import MCAD, components_of
+from atoll.kube.appwrapper import MCAD, V1BETA2, components_of
 from atoll.kube.names import ATTEMPT, CONTROLLER_UID
 from atoll.runs.prepare import prepare
 from atoll.runs.run import Run
 from atoll.status import ReplicaState
+from atoll.testing.fakes import FakeClock
 
 pytestmark = pytest.mark.server
 
@@ -36,6 +38,8 @@ class Dispatcher:
         self.on_delete: Callable[[], None] = lambda: None
         self.on_create: Callable[[], Reply | None] = lambda: None
         self.end = "Failed"
+        self.is_down = False
+        """Whether the controller of v1beta2, which removes what is inside before the AppWrapper, is down."""
         self._number = 0
         api.answer = self.answer
 
@@ -50,10 +54,13 @@ class Dispatcher:
         if path == "/version":
             return Reply(body={"major": "1", "minor": "36"})
         if path == f"/apis/{MCAD.group}":
-            return Reply(body={"versions": [{"groupVersion": MCAD.api_version}]})
+            return Reply(body={"versions": [{"groupVersion": each.api_version} for each in (MCAD, V1BETA2)]})
         if path in self.objects and request.method == "GET":
             return Reply(body=self.objects[path])
         if path in self.objects and request.method == "DELETE":
+            if self.is_down and "/appwrappers/" in path:  # its finalizer waits for the controller
+                self.objects[path]["metadata"]["deletionTimestamp"] = "2026-11-18T09:00:00Z"
+                return Reply(body={})
             self._remove(path)
             self.on_delete()
             return Reply(body={})
@@ -113,11 +120,10 @@ def launch(running_api: ScriptedApi, mcad: Dispatcher, tmp_path) -> Callable[...
     def made(**settings: Any) -> Run:
         executor = AppWrapperExecutor(
             kubeconfig=str(running_api.kubeconfig(tmp_path)),
-            dialect="v1beta1",
             image="registry.example/train:1",
             command=["train"],
             store_is_mounted=True,
-            **settings,
+            **{"dialect": "v1beta1", **settings},
         )
         store = (tmp_path / "store").as_uri()
         return prepare("", on=executor, store=store, program=("train",), replicas=1, max_restarts=1).submit()
@@ -194,3 +200,23 @@ def test_a_restart_that_cannot_read_the_files_of_the_run_deletes_nothing(mcad: D
     with pytest.raises(AuthError, match="no access"):
         run.wait(timeout_s=20)
     assert mcad.objects == before
+
+
+@pytest.mark.parametrize("state", ["Completed", "Failed", "Deleted"])
+def test_cancel_deletes_what_mcad_would_dispatch_again(mcad: Dispatcher, launch, state):
+    """`Completed` is its only final state: there nothing runs, and the objects stay to be read."""
+    run = launch()
+    (wrapper,) = mcad.named("appwrappers")
+    wrapper["metadata"]["annotations"][ATTEMPT] = "1"  # no restart is left
+    wrapper["status"] = {"state": state}
+    assert run.executor.status(run.handle).is_terminal
+    run.executor.cancel(run.handle)
+    assert bool(mcad.named("appwrappers")) is (state == "Completed")
+
+
+def test_cancel_stops_the_pods_also_if_the_controller_is_down(mcad: Dispatcher, launch):
+    mcad.end, mcad.is_down = "", True
+    run = launch(dialect="v1beta2", clock=FakeClock())
+    with pytest.raises(StopFailed, match="its pods have ended, and its controller, which may be down"):
+        run.executor.cancel(run.handle)
+    assert mcad.named("jobs") == []
