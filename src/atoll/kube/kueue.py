@@ -105,7 +105,7 @@ class QueueState:
     reason: Reason
     message: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The parts of the message: `queue`, `needed`, `position`, `ahead`, `evictions`, `preemptor` and so on."""
+    """The parts of the message: `queue`, `needed`, `position`, `ahead`, `evictions`, `admitted_at` and so on."""
     evictions: int = 0
     """How often Kueue has stopped the object. It comes back as another attempt."""
     at: float | None = None
@@ -229,8 +229,11 @@ def _deactivated(workload: Mapping[str, Any], queue: str) -> QueueState:
 def _admission(status: Mapping[str, Any], queue: str) -> QueueState:
     """Whether Kueue has admitted it, or why not."""
     pending = ReplicaState.PENDING
-    if condition(status, "Admitted").get("status") == "True":
-        return QueueState(Cause.ADMITTED, pending, Reason.STARTING, f"admitted by queue `{queue}`")
+    admitted = condition(status, "Admitted")
+    if admitted.get("status") == "True":
+        at = seconds(admitted.get("lastTransitionTime"))
+        fields = {} if at is None else {"admitted_at": at}
+        return QueueState(Cause.ADMITTED, pending, Reason.STARTING, f"admitted by queue `{queue}`", fields)
     reserved = condition(status, "QuotaReserved")
     if reserved.get("status") == "True":
         return _checks(status, queue)

@@ -212,7 +212,10 @@ def _queued(seen: Snapshot, view: WrapperView, replicas: int) -> RunStatus:
     """An AppWrapper that waits. Under Kueue only the Workload knows for what."""
     if seen.queue is not None:
         queue = seen.queue
-        row = ReplicaStatus(0, queue.state, queue.reason, queue.message, ended_at=queue.at)
+        text = queue.message
+        if (at := queue.fields.get("admitted_at")) is not None and seen.now - at > SILENT_S:
+            text += "; the AppWrapper controller has not created the Job; ask the administrator whether it is down"
+        row = ReplicaStatus(0, queue.state, queue.reason, text, ended_at=queue.at)
         return RunStatus(tuple(replace(row, rank=rank) for rank in range(replicas)))
     if view.phase is Phase.NEW:
         return _pending(replicas, _silence(seen, "the AppWrapper controller"))

@@ -67,7 +67,7 @@ class AppWrapperSettings(PodSettings):
     retryable_exit_codes: Codes = ()
     """If there are some: only a replica that ends with one of these is started again."""
     ttl_s: Index | None = 86_400
-    """The AppWrapper of a run that has succeeded is kept for so long, or longer. None: never removed."""
+    """The Job and the pods of a run that has succeeded are kept for so long, or longer. None: never removed."""
     hostnames: bool = False
     """A headless Service gives the replicas the host names `NAME-RANK.NAME`, for a program that needs them."""
 

@@ -33,7 +33,7 @@ from atoll.executors.appwrapper.wrappers import Wrappers
 from atoll.handle import RunHandle
 from atoll.kube.appwrapper import MCAD, PREFIX, V1BETA2
 from atoll.kube.gang import KUEUE_QUEUE
-from atoll.kube.kueue import Cause, QueueState
+from atoll.kube.kueue import Cause, QueueState, queue_state
 from atoll.kube.names import ATTEMPT, COMMAND, CONTROLLER_UID, ENDED, INDEX, MAX_RESTARTS, POKE
 from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 from repository import TESTS
@@ -328,6 +328,22 @@ def test_kueue_says_why_a_suspended_appwrapper_waits():
     assert [(r.reason, r.message, r.attempt) for r in found.replicas] == [(Reason.QUOTA, "full", 2)] * 2
     ended = QueueState(Cause.TIME_LIMIT, FAILED, Reason.TIMEOUT, "over")
     assert read(Snapshot(wrapper({"phase": "Suspended"}), None, queue=ended)) == [(FAILED, Reason.TIMEOUT)] * 2
+
+
+@pytest.mark.parametrize("phase", ["", "Suspended"])
+def test_an_admitted_appwrapper_without_a_job_names_the_controller_that_may_be_down(phase):
+    admitted = {"type": "Admitted", "status": "True", "lastTransitionTime": "2026-11-18T09:00:00Z"}
+    workload = {"metadata": {"name": "w"}, "status": {"conditions": [admitted]}}
+    queue, at = queue_state(workload, queue="q"), 1_794_992_400.0
+    texts = [
+        wrapper_status(Snapshot(wrapper({"phase": phase}), None, queue=queue, now=at + s), replicas=1)
+        .replicas[0]
+        .message
+        for s in (1, 99)
+    ]
+    assert texts[0] == "admitted by queue `q`"
+    assert "the AppWrapper controller" in texts[1]
+    assert "down" in texts[1]
 
 
 def test_restarts_before_a_replica_began_do_not_deny_its_outcome():
