@@ -119,6 +119,18 @@ def has_restart(wrapper: Object, rows: RunStatus) -> bool:
     return view.resets < limit and not is_terminal
 
 
+def may_be_created_again(wrapper: Object) -> bool:
+    """Whether a command that watches may delete this AppWrapper and create it again, for a restart on MCAD."""
+    return WrapperView.of(wrapper).is_mcad and has_restart(wrapper, RunStatus(()))
+
+
+def replaced(last: RunStatus) -> RunStatus:
+    """The rows while the AppWrapper is gone, perhaps because another command creates it again."""
+    text = "its AppWrapper was deleted, perhaps by a command that starts all replicas again"
+    change = {"state": ReplicaState.PENDING, "reason": Reason.RESTARTING, "message": text}
+    return _each(last, lambda row: replace(row, **change, exit_code=None, ended_at=None))
+
+
 # The two kinds of controllers.
 
 

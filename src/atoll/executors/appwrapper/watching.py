@@ -6,9 +6,9 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-from atoll._time import Clock
+from atoll._time import Clock, Deadline
 from atoll.errors import BackendError
-from atoll.executors.appwrapper.reading import Snapshot
+from atoll.executors.appwrapper.reading import SILENT_S, Snapshot, may_be_created_again, replaced
 from atoll.executors.appwrapper.wrappers import Wrappers
 from atoll.kube.appwrapper import WrapperView
 from atoll.kube.jobs import Object
@@ -35,6 +35,9 @@ class WrapperWatch:
         """A status that was not awaited may still be read in another thread when the watch is closed."""
         self._version: Any = None
         self._pods: list[Object] = []
+        self._last: tuple[str, RunStatus] | None = None
+        """The last AppWrapper that another process may delete and create again, and its status."""
+        self._until: Deadline | None = None
 
     def __enter__(self) -> WrapperWatch:
         return self
@@ -54,7 +57,7 @@ class WrapperWatch:
         seen = Snapshot(wrapper, job, self._pods, queue=queue, now=self._clock.time())
         status = self._wrappers.status_of(seen, self._replicas)
         self._end_loop(wrapper, job, status)
-        return status
+        return self._unless_replaced(wrapper, status)
 
     def wait(self, seconds: float) -> None:
         if self._changes is None:
@@ -83,6 +86,19 @@ class WrapperWatch:
             if self._changes is None and not self._is_closed:
                 self._changes = self._wrappers.jobs.named_pod_changes(self._namespace, self._name)
             return self._changes
+
+    def _unless_replaced(self, wrapper: Object | None, status: RunStatus) -> RunStatus:
+        """The status; a run on MCAD is not lost while another process may be starting it again, by delete and
+        re-create."""
+        if wrapper is not None:
+            may_be_replaced = not status.is_terminal and may_be_created_again(wrapper)
+            self._last = (str(wrapper["metadata"]["uid"]), status) if may_be_replaced else None
+            self._until = None
+        if wrapper is not None or self._last is None or not status.is_terminal:
+            return status
+        uid, last = self._last
+        self._until = self._until or Deadline(SILENT_S, self._clock)
+        return status if self._until.is_past or self._wrappers.has_deleted(uid) else replaced(last)
 
     def _end_loop(self, wrapper: Object | None, job: Object | None, status: RunStatus) -> None:
         """Delete an AppWrapper of MCAD that has failed with its Job: MCAD would dispatch it again, without end."""

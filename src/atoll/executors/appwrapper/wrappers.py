@@ -43,6 +43,7 @@ class Wrappers:
     def __init__(self, jobs: Jobs, clock: Clock, dialect: Dialect | None = None) -> None:
         self.jobs, self._clock, self._dialect = jobs, clock, dialect
         self._may_annotate = True
+        self._deleted: set[str] = set()
 
     # Reading.
 
@@ -175,7 +176,12 @@ class Wrappers:
 
     def delete(self, wrapper: Mapping[str, Any]) -> None:
         """Request the deletion of exactly this AppWrapper and of everything inside."""
+        self._deleted.add(_uid(wrapper))
         self.jobs.delete(wrapper, "Background")
+
+    def has_deleted(self, uid: str) -> bool:
+        """Whether this process has deleted the AppWrapper."""
+        return uid in self._deleted
 
     def wait_until_gone(
         self,

@@ -61,7 +61,7 @@ class Dispatcher:
             if self.is_down and "/appwrappers/" in path:  # its finalizer waits for the controller
                 self.objects[path]["metadata"]["deletionTimestamp"] = "2026-11-18T09:00:00Z"
                 return Reply(body={})
-            self._remove(path)
+            self.remove(path)
             self.on_delete()
             return Reply(body={})
         if request.method == "POST":
@@ -93,7 +93,7 @@ class Dispatcher:
         self.objects[key] = made
         return made
 
-    def _remove(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         uid = self.objects.pop(path)["metadata"]["uid"]
         owned = [
             key
@@ -101,7 +101,7 @@ class Dispatcher:
             if uid in [each["uid"] for each in found["metadata"].get("ownerReferences") or ()]
         ]
         for key in owned:
-            self._remove(key)
+            self.remove(key)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +200,25 @@ def test_a_restart_that_cannot_read_the_files_of_the_run_deletes_nothing(mcad: D
     with pytest.raises(AuthError, match="no access"):
         run.wait(timeout_s=20)
     assert mcad.objects == before
+
+
+def test_a_second_command_that_waits_does_not_take_a_restart_for_a_loss(mcad: Dispatcher, launch):
+    """For a moment there is no AppWrapper. If the first command is killed then, the run is lost."""
+    clock = FakeClock()
+    run = launch(clock=clock)
+    seen = []
+    with run.executor.watch(run.handle) as watch:
+        seen.append(watch.status())
+        (path,) = [path for path in mcad.objects if "/appwrappers/" in path]
+        mcad.remove(path)
+        seen.append(watch.status())
+        clock.advance(60)
+        seen.append(watch.status())
+        mcad.end = "Complete"
+        run.executor.submit(run.plan())
+        seen.append(watch.status())
+    assert [status.state for status in seen[:2]] == [ReplicaState.PENDING] * 2
+    assert [status.state for status in seen[2:]] == [ReplicaState.LOST, ReplicaState.SUCCEEDED]
 
 
 @pytest.mark.parametrize("state", ["Completed", "Failed", "Deleted"])
