@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from _thread import get_ident
 from collections.abc import Mapping, MutableMapping
@@ -39,6 +40,8 @@ TIMED_OUT = 124
 """The exit code of a container whose supervisor has ended the replica at its time limit."""
 TOO_OLD = 80
 """The exit code of a replica that is older than the launcher of its run; see `journal.version_problem`."""
+_MOST_SIGNAL = 64
+"""The highest signal of Linux."""
 MAX_RESTARTS = "ATOLL_MAX_RESTARTS"
 """Restarts of the entry point by the supervisors in all containers of a rank; absent if there are none."""
 CLAIM = "ATOLL_CLAIM"
@@ -124,6 +127,17 @@ class RunContext:
         if not count:
             return cls(variables[RUN_ID], variables[STORE], launch), world_size
         return cls(variables[RUN_ID], variables[STORE], launch, int(first), world_size), int(count)
+
+
+def ending_signal(exit_code: int | None) -> int | None:
+    """The signal that ended a container with this exit code; None if its program chose the code, such as 255."""
+    number = 0 if exit_code is None else exit_code - 128
+    return number if 0 < number <= _MOST_SIGNAL else None
+
+
+def signal_name(number: int) -> str:
+    """Such as `SIGKILL`; most real-time signals have no name."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def rank_environment(rank: int, rank_env: str = RANK) -> dict[str, str]:

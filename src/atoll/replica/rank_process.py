@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from atoll.context import signal_name
 from atoll.status import CALLED, LOADING, ON_REQUEST, Progress, Reason, ReplicaState, ReplicaStatus
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
@@ -64,8 +65,7 @@ def exit_verdict(
     elif oom and -code == signal.SIGKILL:
         reason, message = Reason.OOM, "killed by the kernel: out of memory"
     else:
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        reason, message = Reason.KILLED, f"killed by {name}"
+        reason, message = Reason.KILLED, f"killed by {signal_name(-code)}"
     is_final = stop_reason is StopReason.NONE and outcome is not None and outcome.get("is_final") is True
     return ExitVerdict(ReplicaState.FAILED, reason, message, shell_code, is_final)
 

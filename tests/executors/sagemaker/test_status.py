@@ -72,6 +72,7 @@ def test_a_time_out_is_found_in_the_past_of_a_described_job():
         ("AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage \"boom\"", Reason.USER_ERROR, 1),
         ("AlgorithmError: CUDA out of memory, exit code: 1", Reason.OOM, 1),
         ("AlgorithmError: , exit code: 137", Reason.KILLED, 137),
+        ("AlgorithmError: , exit code: 255", Reason.USER_ERROR, 255),
         ("ClientError: Please use an instance type with more memory, exit code: 137", Reason.OOM, 137),
         ("ClientError: Cannot pull image from ECR repository", Reason.IMAGE, None),
         ("ClientError: Data download failed", Reason.USER_ERROR, None),

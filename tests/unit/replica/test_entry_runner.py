@@ -84,3 +84,10 @@ def test_a_replica_whose_end_is_final_is_not_restarted(is_final: bool, state: st
     process.ended(exit_verdict(5 << 8, StopReason.NONE, outcome, limit_s=60.0, oom=False), wall=1.0)
     process.stored(now=1.0)
     assert (process.state, process.attempt) == (state, 0 if is_final else 1)
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (37, "signal 37")])
+def test_every_signal_that_ends_a_replica_has_a_name(number: int, name: str):
+    """Most real-time signals have none in Python."""
+    verdict = exit_verdict(number, StopReason.NONE, None, limit_s=60.0, oom=False)
+    assert (verdict.reason, verdict.message, verdict.exit_code) == ("killed", f"killed by {name}", 128 + number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from atoll.context import CLAIMED, GRACE, TIMED_OUT, TIMEOUT, TOO_OLD
+from atoll.context import CLAIMED, GRACE, TIMED_OUT, TIMEOUT, TOO_OLD, ending_signal
 from atoll.executors.hf_jobs.request import RANK, TOKEN, job_limit_s
 from atoll.status import Reason, ReplicaState, ReplicaStatus
 
@@ -152,7 +152,7 @@ def _failure(job: Job) -> tuple[Reason, int | None]:
     if code == TOO_OLD:
         return Reason.IMAGE, code
     if code is not None:
-        return Reason.KILLED if code > 128 else Reason.USER_ERROR, code
+        return Reason.KILLED if ending_signal(code) else Reason.USER_ERROR, code
     known = (
         (_PREEMPTED, Reason.PREEMPTED),
         (_QUOTA, Reason.QUOTA),

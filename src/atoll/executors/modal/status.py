@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.context import CLAIMED, TIMED_OUT, TOO_OLD
+from atoll.context import CLAIMED, TIMED_OUT, TOO_OLD, ending_signal
 from atoll.executors.modal.calls import Look, Phase
 from atoll.executors.modal.records import BARRED, RankCalls
 from atoll.status import ON_REQUEST, Reason, ReplicaState, ReplicaStatus
@@ -81,4 +81,4 @@ def _reason(code: int) -> Reason:
         return Reason.TIMEOUT
     if code == TOO_OLD:
         return Reason.IMAGE
-    return Reason.KILLED if code > 128 else Reason.USER_ERROR
+    return Reason.KILLED if ending_signal(code) else Reason.USER_ERROR

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from atoll.context import ending_signal
 from atoll.executors.sagemaker.request import parsed_name
 from atoll.status import Reason, ReplicaState, ReplicaStatus
 from atoll.validation import is_number
@@ -105,7 +106,7 @@ def failure(text: str) -> tuple[Reason, int | None]:
         return Reason.OOM, code
     if kind == "ClientError" and _IMAGE.search(text):
         return Reason.IMAGE, code
-    return (Reason.KILLED if code is not None and code > 128 else Reason.USER_ERROR), code
+    return (Reason.KILLED if ending_signal(code) else Reason.USER_ERROR), code
 
 
 def _past(job: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 from atoll._time import SYSTEM_CLOCK, Clock, Deadline, backoff
-from atoll.context import GRACE, RunContext, rank_environment
+from atoll.context import GRACE, RunContext, ending_signal, rank_environment
 from atoll.errors import (
     AtollError,
     AuthError,
@@ -299,7 +299,7 @@ def replica_status(rank: int, found: tuple[dict[str, Any], dict[str, Any]] | Non
     job, task = found
     state, reason = STATES[task["state"]]
     code = task["exit_code"]
-    if state is ReplicaState.FAILED and reason is Reason.USER_ERROR and code is not None and code > 128:
+    if state is ReplicaState.FAILED and reason is Reason.USER_ERROR and ending_signal(code):
         reason = Reason.KILLED
     return ReplicaStatus(
         rank,

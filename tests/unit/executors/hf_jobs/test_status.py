@@ -32,6 +32,8 @@ def test_the_service_ends_a_job_later_than_its_supervisor():
         ("ERROR", "Job failed with exit code: 137. Reason: Error", SERVICE_LIMIT_S, (FAILED, Reason.TIMEOUT)),
         ("ERROR", "Job was preempted", 100, (FAILED, Reason.PREEMPTED)),
         ("ERROR", "The machine was evicted", 100, (FAILED, Reason.PREEMPTED)),
+        ("ERROR", "Job failed with exit code: 139. Reason: Error", 100, (FAILED, Reason.KILLED)),
+        ("ERROR", "Job failed with exit code: 255. Reason: Error", 100, (FAILED, Reason.USER_ERROR)),
         ("CANCELED", "", 3605, (CANCELLED, Reason.CANCELLED)),
         ("CANCELED", "", SERVICE_LIMIT_S - 0.5, (FAILED, Reason.TIMEOUT)),
         ("CANCELED", "Job timeout", 100, (FAILED, Reason.TIMEOUT)),
