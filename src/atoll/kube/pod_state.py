@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from atoll.context import TIMED_OUT, TOO_OLD
+from atoll.context import TIMED_OUT, TOO_OLD, ending_signal, signal_name
 from atoll.kube import bootstrap
 from atoll.kube.names import COMMAND, CONTAINER, FAILURES, IGNORED_FAILURES, INDEX, TIMEOUT
 from atoll.status import Reason, ReplicaState
@@ -23,7 +22,10 @@ _IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
 )  # fmt: skip
-_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "InvalidVolume"})
+_CONFIG = frozenset(
+    {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "InvalidVolume", "PostStartHookError",
+     "PreCreateHookError", "PreStartHookError", "RunContainerError"}
+)  # fmt: skip
 _NO_ATOLL = re.compile(r"No module named '?atoll\b|cannot import name '\w+' from 'atoll")
 _OLD_ATOLL = re.compile(r"the launcher has Atoll .* older version \S+")
 _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory", re.I)
@@ -45,6 +47,11 @@ _POD_REASONS = {
     "NodeAffinity": Reason.UNSCHEDULABLE,
     "UnexpectedAdmissionError": Reason.BACKEND,
 }
+_FORGOTTEN = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""The kubelet or containerd does not know how the container ended, such as after the node was off; the exit code is
+made up."""
+_OWN_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
+"""The kubelet evicts a pod that uses more storage than its own limit; the Job counts this as a failure."""
 _AND_OK = ", and the replica ended with code 0"
 NEXT_STEP = 'install Atoll in the image, or set bootstrap="pip"'
 _WARNINGS = {
@@ -152,8 +159,10 @@ def _pending(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Pod
         reason_found, said = _wait_reason(waiting)
         if reason_found is not Reason.STARTING:
             return PodState(ReplicaState.PENDING, reason_found, said)
+    # With its sandbox the pod has its volumes and its network: what went wrong with them before is over.
+    has_sandbox = condition(status, "PodReadyToStartContainers").get("status") == "True"
     warned = [event for event in events if event.get("reason") in _WARNINGS]
-    if warned:
+    if warned and not has_sandbox:
         newest = max(warned, key=event_time)
         said = f"{newest['reason']}: {newest.get('message') or ''}"
         return PodState(ReplicaState.PENDING, _WARNINGS[newest["reason"]], said)
@@ -179,6 +188,8 @@ def _failed(pod: Mapping[str, Any], job: Mapping[str, Any], log_tail: str) -> Po
         kind = str(status["reason"])
         reason = _POD_REASONS.get(kind, Reason.CAPACITY)
         text = f"{kind}: {status.get('message') or ''}".rstrip(": ")
+        if kind == "Evicted" and _OWN_LIMIT.search(text):
+            reason = Reason.KILLED
     else:
         ran = None if started is None or ended_at is None else ended_at - started
         reason, text = _container_failure(pod, job, ended, ran, log_tail)
@@ -199,7 +210,7 @@ def _container_failure(
     if kind in ("StartError", "ContainerCannotRun"):
         is_image = _NO_PROGRAM.search(said) is not None
         return (Reason.IMAGE if is_image else Reason.CONFIG), f"{kind}: {said or 'the container could not be started'}"
-    if kind == "ContainerStatusUnknown":
+    if kind in _FORGOTTEN:
         return Reason.BACKEND, f"{kind}: {last}".rstrip(": ")
     if code == 0:
         return _other_failure(pod)
@@ -211,17 +222,15 @@ def _container_failure(
         words = next((line for line in said.splitlines() if line.startswith(bootstrap.WORDS)), said)
         return Reason.IMAGE, words or "the bootstrap could not install Atoll; the log has pip's output"
     limit_s = _number(_mark(job, TIMEOUT))
-    is_killed = isinstance(code, int) and code > 128
+    killed_by = ending_signal(code)
     # Kubernetes reports whole seconds, so that a container may seem to have run for one second less.
     is_at_limit = limit_s is not None and ran_s is not None and ran_s + 1 >= limit_s
     # Earlier pods of the rank have used a part of the limit, which a supervisor counts.
     has_less = limit_s is not None and attempt_of(pod) > 0 and command != "own"
-    if (is_at_limit and is_killed) or ((is_at_limit or has_less) and code == TIMED_OUT):
+    if (is_at_limit and killed_by) or ((is_at_limit or has_less) and code == TIMED_OUT):
         return Reason.TIMEOUT, f"still running after its limit of {limit_s:g} s"
-    if is_killed:
-        assert isinstance(code, int)
-        name = signal.Signals(code - 128).name if code - 128 in signal.valid_signals() else f"signal {code - 128}"
-        return Reason.KILLED, f"killed by {name}" + (f": {last}" if last else "")
+    if killed_by:
+        return Reason.KILLED, f"killed by {signal_name(killed_by)}" + (f": {last}" if last else "")
     return Reason.USER_ERROR, f"exit code {code}" + (f": {last}" if last else "")
 
 
@@ -231,7 +240,9 @@ def _other_failure(pod: Mapping[str, Any]) -> tuple[Reason, str]:
     for each in [*(status.get("initContainerStatuses") or ()), *_statuses(pod)]:
         ended = (each.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            text = f"container `{each['name']}` ended with code {ended['exitCode']}"
+            kind = str(ended.get("reason") or "Error")
+            said = "" if kind == "Error" else f" ({kind})"
+            text = f"container `{each['name']}` ended with code {ended['exitCode']}{said}"
             return Reason.CONFIG, f"{text} before the replica ran" if terminated(pod) is None else f"{text}{_AND_OK}"
     text = ": ".join(str(status[name]) for name in ("reason", "message") if status.get(name))
     if terminated(pod) is not None:

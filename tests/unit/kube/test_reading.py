@@ -128,6 +128,8 @@ def test_index_sets(text, found):
          "root"),
         (pod(0, "Pending", waiting("PodInitializing"), SCHEDULED, initContainerStatuses=[
             {"name": "i", "state": waiting("ErrImagePull", "no")}]), Reason.IMAGE, "ErrImagePull: no"),
+        (pod(0, "Pending", waiting("PodInitializing"), SCHEDULED, initContainerStatuses=[
+            {"name": "i", "state": waiting("CrashLoopBackOff", "back-off 10s")}]), Reason.CONFIG, "CrashLoopBackOff"),
     ],
 )  # fmt: skip
 def test_pods_that_wait(given, reason, words):
@@ -144,7 +146,11 @@ def test_pods_that_wait(given, reason, words):
         (ended(137, "OOMKilled"), Reason.OOM, "OOMKilled"),
         (ended(137), Reason.KILLED, "SIGKILL"),
         (ended(139), Reason.KILLED, "SIGSEGV"),
-        (ended(250), Reason.KILLED, "signal 122"),
+        (ended(165), Reason.KILLED, "signal 37"),
+        (ended(192), Reason.KILLED, "SIGRTMAX"),
+        (ended(250), Reason.USER_ERROR, "exit code 250"),
+        (ended(255, message="SystemExit: -1"), Reason.USER_ERROR, "exit code 255: SystemExit: -1"),
+        (ended(255, "Unknown"), Reason.BACKEND, "Unknown"),
         (ended(128, "StartError", 'exec: "python": executable file not found in $PATH', "1970-01-01T00:00:00Z"),
          Reason.IMAGE, "executable file not found"),
         (ended(128, "StartError", "permission denied", "1970-01-01T00:00:00Z"), Reason.CONFIG, "permission denied"),
@@ -197,6 +203,18 @@ def test_earlier_pods_of_a_rank_have_used_a_part_of_its_limit():
     [
         ({"reason": "DeadlineExceeded", "message": "Pod was active too long"}, Reason.TIMEOUT),
         ({"reason": "Evicted", "message": "The node was low on resource: memory"}, Reason.PREEMPTED),
+        (
+            {
+                "reason": "Evicted",
+                "message": "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi",
+            },
+            Reason.KILLED,
+        ),
+        ({"reason": "Evicted", "message": 'Usage of EmptyDir volume "dshm" exceeds the limit "1Gi"'}, Reason.KILLED),
+        (
+            {"reason": "Evicted", "message": 'Container replica exceeded its local ephemeral storage limit "1Gi"'},
+            Reason.KILLED,
+        ),
         ({"reason": "OutOfcpu", "message": "Node didn't have enough resource"}, Reason.CAPACITY),
         ({"reason": "NodeAffinity", "message": "x"}, Reason.UNSCHEDULABLE),
         ({"reason": "UnexpectedAdmissionError", "message": "no devices"}, Reason.BACKEND),
@@ -210,9 +228,10 @@ def test_pods_that_kubernetes_ended(status, reason):
 
 
 def test_an_init_container_that_failed_is_named():
-    init = [{"name": "fetch", "state": ended(7)}]
-    found = first(job(), pod(0, "Failed", None, initContainerStatuses=init))
-    assert (found.reason, "`fetch`" in found.message) == (Reason.CONFIG, True)
+    for state, words in ((ended(7), "code 7 before"), (ended(137, "OOMKilled"), "code 137 (OOMKilled) before")):
+        init = [{"name": "fetch", "state": state}]
+        found = first(job(), pod(0, "Failed", waiting("PodInitializing"), initContainerStatuses=init))
+        assert (found.reason, "`fetch`" in found.message, words in found.message) == (Reason.CONFIG, True, True)
 
 
 def test_a_bootstrap_that_failed_is_an_image_problem():
@@ -434,6 +453,15 @@ def test_a_volume_that_cannot_be_mounted_is_reported():
     found = first(job(), pod(0, "Pending", waiting("ContainerCreating"), SCHEDULED), events=[event])
     assert (found.state, found.reason) == (PENDING, Reason.CONFIG)
     assert "configmap not found" in found.message
+
+
+@pytest.mark.parametrize(("has_sandbox", "reason"), [("False", Reason.CONFIG), ("True", Reason.STARTING)])
+def test_trouble_before_the_sandbox_is_over_when_there_is_one(has_sandbox, reason):
+    """The first mount often fails, as before a ConfigMap of the run is there; then the image is pulled for minutes."""
+    event = {"reason": "FailedMount", "involvedObject": {"uid": "j-0-00"}, "message": "timed out", "lastTimestamp": END}
+    sandbox = condition("PodReadyToStartContainers", status=has_sandbox)
+    given = pod(0, "Pending", waiting("ContainerCreating"), SCHEDULED, sandbox)
+    assert first(job(), given, events=[event]).reason is reason
 
 
 def test_a_job_that_is_being_deleted_has_no_end_yet():

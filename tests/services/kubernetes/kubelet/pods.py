@@ -149,20 +149,25 @@ class Pod(Thread):
             if left_s <= 0:
                 break
             self._pause(min(left_s, 0.1))  # the fault may be removed
+        wanted = sum(int(one.spec.get("resources", {}).get("limits", {}).get(GPU, 0)) for one in self.containers)
+        self._gpus = self.node.take_gpus(wanted)
+        self._mount()
         self.status.pod_ip = self.node.new_pod_ip()
         self.object["status"] = {**self.object.get("status", {}), "podIP": self.status.pod_ip,
                                  "hostIP": self.node.address}  # fmt: skip
         if self._has_names():
             self.node.names.add(self._hosts, self.object, self.status.pod_ip)
         self._send()
-        wanted = sum(int(one.spec.get("resources", {}).get("limits", {}).get(GPU, 0)) for one in self.containers)
-        self._gpus = self.node.take_gpus(wanted)
+
+    def _mount(self) -> None:
+        """A kubelet mounts the volumes before it makes the sandbox with the address of the pod."""
         while True:
             try:
                 self._volumes.write()
                 return
             except ConfigError as exc:
                 self.node.event(self.object, "FailedMount", str(exc))
+                self._send()
                 self._pause(_RETRY_S)
 
     def _succeeds(self, container: Container) -> bool:
