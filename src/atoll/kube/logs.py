@@ -18,6 +18,14 @@ _IDLE_S = 60.0
 _PAUSE_S = 0.5
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)")
 _WAITING = re.compile("is waiting to start|is not available|does not have a host assigned")
+_UNREADABLE = re.compile(
+    "unable to retrieve container logs for |rpc error: code = |is terminated$|no logs available$"
+    "|failed to (try resolving symlinks in path|(open|read|reset seek in) log file|tail .* log file|watch directory"
+    "|create fsnotify watcher)"
+)
+"""A kubelet has no log of the container, or no more of it: it is removed, its runtime does not answer, or the node has
+no watch left. From 1.32 on, and after the first line, the kubelet has sent the status 200 by then, so that its sentence
+comes as the last line, without a time."""
 
 
 class Seen(NamedTuple):
@@ -75,9 +83,8 @@ def follow_lines(
                 ),
             )
             yield from log.lines()
-            if log.is_gone or (
-                log.is_whole and (seen.is_over or _has_ended(pod, container))
-            ):  # it ended before it was read
+            is_read = log.is_whole or log.is_unreadable
+            if log.is_gone or (is_read and (seen.is_over or _has_ended(pod, container))):  # it ended before it was read
                 ended.add(name)
                 continue
         elif seen.is_over:
@@ -119,6 +126,8 @@ class PodLog:
         """Whether the cluster has answered with this log, also if it was empty."""
         self.is_whole = False
         """Whether the last answer has ended, and was not cut; an answer that there is no log yet counts, too."""
+        self.is_unreadable = False
+        """Whether the kubelet has answered last that it has no log, or no more of it."""
         self.is_gone = False
         """Whether a followed pod does not exist any more."""
 
@@ -130,16 +139,19 @@ class PodLog:
         outage: Deadline | None = None
         pauses = self._client.pauses()
         while True:
-            self.is_whole = has_begun = False
+            self.is_whole = self.is_unreadable = has_begun = False
             try:
                 stream = self._opened()
                 has_begun = True
                 for line in self._new(stream):
                     outage = None
                     yield line
-                self.is_whole = True
+                self.is_whole = not self.is_unreadable
                 return
             except AtollError as exc:
+                if not has_begun and _UNREADABLE.search(exc.message):
+                    self._give_up(exc.message)
+                    return
                 if _WAITING.search(exc.message):
                     self.was_read = self.is_whole = True
                     self._tail = None  # nothing was printed before: every line is new
@@ -156,6 +168,15 @@ class PodLog:
                 if not is_retryable or outage.is_past:
                     raise
                 outage.sleep(max(next(pauses), retry_after_s(exc.__cause__)))
+
+    def _give_up(self, sentence: str) -> None:
+        """The kubelet has no log, or no more of it. Raises `RunNotFound` if there is nothing to wait for."""
+        self.is_unreadable = True
+        if self._newest:
+            return
+        self.was_read = False
+        if not self._is_followed:
+            raise RunNotFound(f"{self._what}: {sentence.removeprefix(f'{self._what}: ')}", operation="logs")
 
     def _opened(self) -> Stream:
         query: dict[str, Any] = {"container": self._container, "timestamps": "true"}
@@ -174,7 +195,10 @@ class PodLog:
     def _new(self, stream: Stream) -> Iterator[str]:
         """The lines that were not read before."""
         again, is_first = self._last.copy(), True
-        for line in _split(stream):
+        for line, is_ended in _split(stream):
+            if not is_ended and _TIME.match(line) is None and _UNREADABLE.match(_text(line)):
+                self._give_up(_text(line))
+                return
             is_rest = is_first and line != b"" and self._before.endswith(line)
             is_first = False
             if again[line] > 0:
@@ -199,14 +223,15 @@ def _has_ended(pod: Mapping[str, Any], container: str) -> bool:
     return status.get("phase") in ("Succeeded", "Failed") or any("terminated" in state for state in states)
 
 
-def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines. What is left at a clean end is a line, too; at a cut it is dropped, and read again."""
+def _split(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Lines, and whether a newline ends each. What is left at a clean end is a line, too; at a cut it is dropped, and
+    read again."""
     partial = b""
     for chunk in chunks:
         *whole, partial = (partial + chunk).split(b"\n")
-        yield from whole
+        yield from ((line, True) for line in whole)
     if partial:
-        yield partial
+        yield partial, False
 
 
 def _text(line: bytes) -> str:

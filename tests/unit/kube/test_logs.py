@@ -162,3 +162,46 @@ def test_a_tail_leaves_out_no_line_that_was_printed_after_the_first_look(api, tm
     found = follow_lines(api.client(tmp_path), "ns", look, tail=tail, clock=SYSTEM_CLOCK)
     assert list(found) == ["one", "two"]
     assert [query.get("tailLines") for query in queries(api)] == [str(tail), None]
+
+
+GONE = "unable to retrieve container logs for containerd://0123"
+LINKS = (
+    'failed to try resolving symlinks in path "/var/log/pods/ns_p_1/replica/0.log": lstat: no such file or directory'
+)
+NO_CONTAINER = 'rpc error: code = NotFound desc = an error occurred when try to find container "0123": not found'
+NO_WATCH = "failed to create fsnotify watcher: too many open files"
+NO_LOG = [
+    Reply(pieces=[GONE.encode()]),
+    Reply(pieces=[LINKS.encode()]),
+    failure(400, "BadRequest", GONE),
+    failure(400, "BadRequest", LINKS),
+    failure(400, "BadRequest", f'container "{CONTAINER}" in pod "p" is terminated'),
+    failure(400, "BadRequest", 'pod "p" cannot be found - no logs available'),
+]
+
+
+@pytest.mark.parametrize("reply", NO_LOG)
+def test_a_log_that_the_kubelet_has_lost_is_asked_of_the_store(api, tmp_path, reply):
+    """Kubelets from 1.32 on say it with the status 200."""
+    api.replies = [reply]
+    client = api.client(tmp_path)
+    with pytest.raises(RunNotFound):
+        list(last_lines(client, "ns", "p", None))
+    with pytest.raises(RunNotFound):
+        list(follow_lines(client, "ns", looks(Seen([pod("p", "Failed")], True)), tail=None, clock=SYSTEM_CLOCK))
+
+
+@pytest.mark.parametrize("sentence", [NO_CONTAINER, NO_WATCH])
+def test_what_the_kubelet_says_at_the_end_of_a_log_is_no_line_of_the_replica(api, tmp_path, sentence):
+    api.replies = [
+        Reply(pieces=[at(1, "1", "one"), sentence.encode()]),
+        Reply(pieces=[at(1, "1", "one"), at(2, "1", "two"), sentence.encode()]),
+    ]
+    look = looks(Seen([pod("p")], False), Seen([pod("p", "Failed")], True))
+    assert list(follow_lines(api.client(tmp_path), "ns", look, tail=None, clock=SYSTEM_CLOCK)) == ["one", "two"]
+    assert list(last_lines(api.client(tmp_path), "ns", "p", None)) == ["one", "two"]
+
+
+def test_a_program_may_print_the_sentences_of_a_kubelet(api, tmp_path):
+    api.replies = [Reply(pieces=[at(1, "1", NO_CONTAINER), at(1, "2", NO_WATCH)[:-1]])]
+    assert list(last_lines(api.client(tmp_path), "ns", "p", None)) == [NO_CONTAINER, NO_WATCH]
