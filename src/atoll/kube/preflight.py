@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from atoll.errors import BackendError, ConfigError, InvalidSpec, RunNotFound
@@ -17,6 +18,7 @@ from atoll.kube.gang import KUEUE_PRIORITY, Gang, job_for
 from atoll.kube.jobs import Jobs
 from atoll.kube.looks import NAMESPACE_HINT, Looks, Version, server_version
 from atoll.kube.references import references
+from atoll.kube.security import level_problems
 
 OLDEST: Version = (1, 29)
 """The first version of Kubernetes in which a failed index can fail alone by default."""
@@ -56,13 +58,9 @@ def check_server(
             is_known = isinstance(exc, RunNotFound) and problems  # the cluster has no such kind: the gang says so
             if exc.reason != "taken" and not is_known:
                 raise
-    for text in warnings:
-        level = _NOT_ADMITTED.search(text)
-        if level is not None and _is_enforced(level["level"], looks.pod_security()):
-            problems.append(f"namespace: {text}")
-            hint = _HINT
-        else:
-            log.warning("run %s: %s", run_id, text)
+    if found := _pod_security_problems(looks, job["spec"]["template"]["spec"], warnings, run_id):
+        problems += found
+        hint = _HINT
     if missing := list(looks.missing(references(job, request["extras"]))):
         problems += missing
         hint = hint or _MISSING.format(namespace=namespace)
@@ -92,6 +90,21 @@ def _causes(exc: ConfigError) -> list[str]:
     body = exc.__cause__.body if isinstance(exc.__cause__, Refusal) else {}
     causes = (body.get("details") or {}).get("causes") or []
     return [f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes] or [exc.message]
+
+
+def _pod_security_problems(looks: Looks, pod: Mapping[str, Any], warnings: Sequence[str], run_id: str) -> list[str]:
+    """Why the namespace will not admit the pods. The other warnings of the API server are logged."""
+    problems, enforced = [], None
+    with suppress(RunNotFound):  # the dry run says whether there is such a namespace
+        enforced = looks.pod_security()
+    for text in warnings:
+        level = _NOT_ADMITTED.search(text)
+        if level is not None and _is_enforced(level["level"], enforced):
+            problems.append(f"namespace: {text}")
+        else:
+            log.warning("run %s: %s", run_id, text)
+    violations = level_problems(enforced or "", pod)
+    return problems or [f"namespace: would violate PodSecurity `{enforced}`: {each}" for each in violations]
 
 
 def _is_enforced(level: str, enforced: str | None) -> bool:

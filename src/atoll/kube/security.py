@@ -6,7 +6,7 @@ does. No user id is set unless the user names one, because OpenShift chooses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 LEVELS = ("default", "restricted")
@@ -46,3 +46,15 @@ def security_problems(
         )
     if has_host_path:
         yield "volumes: pod_security=`restricted` forbids host_path; use a pvc"
+
+
+def level_problems(level: str, pod: Mapping[str, Any]) -> Iterator[str]:
+    """Why a namespace that enforces this level admits no such pod of ours. The API server itself says so only where
+    the level of its warnings is not a lower one. An overlay may have given the pod any shape."""
+    if level not in ("baseline", "restricted"):
+        return
+    if any("hostPath" in volume for volume in pod.get("volumes") or ()):
+        yield "hostPath volumes"
+    contexts = [(each.get("securityContext") or {}) for each in (pod, *(pod.get("containers") or ()))]
+    if level == "restricted" and not any(context.get("runAsNonRoot") for context in contexts):
+        yield "runAsNonRoot is not set"

@@ -112,10 +112,15 @@ def test_a_namespace_that_does_not_exist_is_named(namespace, store):
 def test_pod_security_is_refused_where_it_is_enforced_and_not_where_it_only_warns(namespace, store):
     label(namespace, enforce="baseline", warn="restricted")
     assert drafted(executor(namespace), store).preflight() is None
-    label(namespace, enforce="restricted", warn="restricted")
-    assert refused(executor(namespace), store) == {"namespace"}
-    fine = executor(namespace, pod_security="restricted", run_as_user=1000)
-    assert drafted(fine, store).preflight() is None
+    for warn in ("restricted", "baseline", "privileged"):  # the API server is silent about the enforced level
+        label(namespace, enforce="restricted", warn=warn)
+        assert refused(executor(namespace), store) == {"namespace"}
+        fine = executor(namespace, pod_security="restricted", run_as_user=1000)
+        assert drafted(fine, store).preflight() is None
+    label(namespace, enforce="baseline", warn="privileged")
+    assert drafted(executor(namespace), store).preflight() is None
+    mounted = executor(namespace, volumes=[{"host_path": "/data", "mount": "/data"}])
+    assert refused(mounted, store) == {"namespace"}
 
 
 def test_an_object_of_the_run_that_we_may_not_create_is_refused_before_the_job(namespace, store):
