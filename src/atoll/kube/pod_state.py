@@ -177,7 +177,7 @@ def _wait_reason(waiting: Mapping[str, Any]) -> tuple[Reason, str]:
 
 
 def _failed(pod: Mapping[str, Any], job: Mapping[str, Any], log_tail: str) -> PodState:
-    status, ended = pod["status"], terminated(pod) or {}
+    status, ended = pod["status"], terminated(pod) or _forgotten(pod)
     code = ended.get("exitCode")
     disruption = condition(status, "DisruptionTarget")
     is_evicted = disruption.get("status") == "True"
@@ -346,6 +346,13 @@ def _container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 def terminated(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The end of the replica's container; None if it has not ended."""
     return _container(pod).get("terminated")
+
+
+def _forgotten(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The end of a container that ran and that the kubelet does not find any more; empty if there is none. Its state
+    is then that of a container that was never started."""
+    found = next((each for each in _statuses(pod) if each.get("name") == CONTAINER), {})
+    return (found.get("lastState") or {}).get("terminated") or {}
 
 
 def _waiting(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -227,6 +227,15 @@ def test_pods_that_kubernetes_ended(status, reason):
     assert status.get("message", "") in found.message
 
 
+def test_a_container_that_the_kubelet_does_not_find_any_more_has_run():
+    last = ended(137, "ContainerStatusUnknown", "The container could not be located when the pod was deleted.")
+    given = pod(0, "Failed", waiting("ContainerCreating"))
+    given["status"]["containerStatuses"][0]["lastState"] = last
+    found = first(job(failedIndexes="0"), given)
+    assert (found.state, found.reason, found.exit_code) == (FAILED, Reason.BACKEND, 137)
+    assert "could not be located" in found.message
+
+
 def test_an_init_container_that_failed_is_named():
     for state, words in ((ended(7), "code 7 before"), (ended(137, "OOMKilled"), "code 137 (OOMKilled) before")):
         init = [{"name": "fetch", "state": state}]
