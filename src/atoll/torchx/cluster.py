@@ -15,7 +15,7 @@ from atoll.kube import kueue
 from atoll.kube.client import KubeClient, path_to
 from atoll.kube.connection import Connection
 from atoll.kube.pod_state import seconds
-from atoll.torchx.names import INSTANCE, ROLE_NAME
+from atoll.torchx.names import INSTANCE, MANAGED_BY, MANAGER, ROLE_NAME
 from atoll.torchx.options import DIALECTS
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -45,9 +45,11 @@ class Cluster:
             self._served = [dialect for dialect in DIALECTS if dialect in found]
         return self._served
 
-    def pods(self, namespace: str, name: str, role: str | None = None) -> list[Any] | None:
-        """The pods of an app, or of one of its roles, in one request; None if they cannot be read."""
-        selector = f"{INSTANCE}={name}" + ("" if role is None else f",{ROLE_NAME}={role}")
+    def pods(self, namespace: str, name: str | None = None, role: str | None = None) -> list[Any] | None:
+        """The pods of an app, of one of its roles, or of all apps, in one request; None if they cannot be read."""
+        wanted = {MANAGED_BY: MANAGER} if name is None else {INSTANCE: name}
+        wanted |= {} if role is None else {ROLE_NAME: role}
+        selector = ",".join(f"{label}={value}" for label, value in wanted.items())
         path = path_to("pods", namespace)
         try:
             answer = self.client.get(path, "pods", "status", query={"labelSelector": selector}, tries=2)

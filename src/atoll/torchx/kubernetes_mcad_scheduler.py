@@ -550,10 +550,11 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         options = Options.of(cfg)
         self._use_context(options.context)
         namespace = (cfg or {}).get("namespace") or self._own_namespace()
+        found = [item for item in self._listed(namespace) if options.all_apps or status.is_of_torchx(item)]
+        pods = self._cluster().pods(namespace) if any(map(status.needs_pods, found)) else None
         return [
-            ListAppResponse(app_id=f"{namespace}:{item['metadata']['name']}", state=get_appwrapper_status(item))
-            for item in self._listed(namespace)
-            if options.all_apps or status.is_of_torchx(item)
+            ListAppResponse(app_id=f"{namespace}:{item['metadata']['name']}", state=status.listed_state(item, pods))
+            for item in found
         ]
 
     def _listed(self, namespace: str) -> Sequence[dict[str, Any]]:
@@ -581,7 +582,9 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
                 if exc.status != 404:
                     raise
         if not found:
-            raise ValueError(f"the cluster has no AppWrappers of {', '.join(dialects)}")
+            # The original raised the exception of the client.
+            kind = type("NoAppWrappers", (ApiException, ValueError), {})
+            raise kind(status=404, reason=f"the cluster has no AppWrappers of {', '.join(dialects)}")
         return [item for items in found.values() for item in items]
 
     def _own_namespace(self) -> str:

@@ -114,8 +114,8 @@ def _port_problems(where: str, role: Any) -> Iterator[str]:
     for port, number in role.port_map.items():
         if not is_port_name(port):
             yield f"{where}.port_map.{port}: the name of a port has at most 15 small letters, digits and `-`"
-        if not 0 < number <= 65535:
-            yield f"{where}.port_map.{port}={number}: a port from 1 to 65535"
+        if not isinstance(number, int) or not 0 < number <= 65535:
+            yield f"{where}.port_map.{port}={number!r}: a port from 1 to 65535"
 
 
 def _env_problems(where: str, app: Any, role: Any) -> Iterator[str]:

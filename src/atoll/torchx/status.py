@@ -17,7 +17,7 @@ from atoll.kube import pod_state as kube_pods
 from atoll.kube.appwrapper import PREFIX, components_of
 from atoll.kube.kueue import QueueState, queue_of
 from atoll.kube.names import COMMAND, CONTAINER
-from atoll.torchx.names import APP_NAME, CANCELLED, MANAGED_BY, MANAGER, REPLICA_ID, ROLE_NAME
+from atoll.torchx.names import APP_NAME, CANCELLED, INSTANCE, MANAGED_BY, MANAGER, REPLICA_ID, ROLE_NAME
 
 STATES: dict[str, AppState] = {
     "Pending": AppState.PENDING,
@@ -149,6 +149,19 @@ def needs_workload(wrapper: Mapping[str, Any]) -> bool:
     """Whether only Kueue can say why the app waits."""
     phase = str((wrapper.get("status") or {}).get("phase") or "")
     return queue_of(wrapper) != "" and phase in ("", "Suspended", "Suspending") and not is_cancelled(wrapper)
+
+
+def needs_pods(wrapper: Mapping[str, Any]) -> bool:
+    """Whether only the pods can say that the app has ended: MCAD calls it Running for ever."""
+    return (wrapper.get("status") or {}).get("state") == "Running" and bool(role_sizes(wrapper))
+
+
+def listed_state(wrapper: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None) -> AppState:
+    """The state of an app in a list. `pods` are those of all apps; None if they cannot be read."""
+    if pods is None or not needs_pods(wrapper):
+        return wrapper_state(wrapper)
+    name = wrapper["metadata"]["name"]
+    return reading(wrapper, [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(INSTANCE) == name]).state
 
 
 def tasks_description(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from kube_api import Reply, Request, ScriptedApi, failure
+from kubernetes.client.exceptions import ApiException
 from torchx import specs
 from torchx.specs import AppState, ReplicaState
 
@@ -257,8 +258,6 @@ def test_refused_requests_name_the_verb_and_the_resource(connect, status):
 
 
 def test_other_refusals_are_those_of_the_client(connect):
-    from kubernetes.client.exceptions import ApiException
-
     cluster, scheduler = connect(V1BETA2)
     cluster.refused["appwrappers"] = failure(400, "BadRequest")
     with pytest.raises(ApiException):
@@ -522,8 +521,32 @@ def test_the_list_of_a_cluster_that_does_not_say_what_it_serves(connect):
 def test_the_list_of_a_cluster_without_appwrappers_says_so(connect):
     cluster, scheduler = connect()
     cluster.dialects = ()
-    with pytest.raises(ValueError, match="no AppWrappers"):
+    with pytest.raises(ValueError, match="no AppWrappers") as caught:
         scheduler.list()
+    assert isinstance(caught.value, ApiException)  # as in the original
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("phases", "state"),
+    [
+        (["Succeeded", "Succeeded"], AppState.SUCCEEDED),
+        (["Succeeded", "Failed"], AppState.FAILED),
+        (["Succeeded", "Running"], AppState.RUNNING),
+        ([], AppState.PENDING),
+    ],
+)
+def test_the_list_knows_the_end_of_an_app_that_mcad_calls_running(connect, phases, state):
+    cluster, scheduler = connect(V1BETA1)
+    cluster.add(made(role("a", 2), dialect=V1BETA1, layout="pods"), state="Running")
+    cluster.pods = [pod("a", index, phase) for index, phase in enumerate(phases)]
+    cluster.pods.append(pod("a", 0, "Running", app_id="other"))
+    for each in cluster.pods:
+        each["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "torchx.pytorch.org"
+    assert [each.state for each in scheduler.list()] == [state]
+    assert len([call for call in cluster.calls if call.endswith("/pods")]) == 1
+    cluster.refused["/pods"] = failure(403, "Forbidden")
+    assert [each.state for each in scheduler.list()] == [AppState.RUNNING]
 
 
 def test_a_context_without_a_namespace_is_default(connect):
