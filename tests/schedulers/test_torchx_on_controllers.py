@@ -184,6 +184,8 @@ def test_an_app_on_mcad_ends(mcad_torchx, layout):
     handle = mcad_torchx.run(*shell("echo it runs", replicas=2, roles=2), layout=layout)
     assert mcad_torchx.state(handle) == "SUCCEEDED"
     assert mcad_torchx("log", handle).stdout.count("it runs") == 4
+    listed = mcad_torchx("list", "-s", "kubernetes_mcad").stdout.splitlines()
+    assert [line.split()[-1] for line in listed if handle in line] == ["SUCCEEDED"]
     failed = mcad_torchx.run(*shell("exit 4", replicas=2), layout=layout)
     state, text = mcad_torchx.status(failed)
     assert state == "FAILED"
