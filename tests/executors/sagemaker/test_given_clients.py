@@ -148,13 +148,26 @@ def test_an_answer_with_few_fields_is_enough():
     assert rows == [{"training_job_name": job_name(handle.native_id, 1), "billable_seconds": None}]
 
 
-def test_cancel_believes_a_stop_that_a_mock_accepted():
-    client = mock()
+FULL = {"SecondaryStatus": "Training", "TrainingJobArn": "arn:aws:sagemaker:…", "CreationTime": 5}
+
+
+@pytest.mark.parametrize(
+    "answers", [{}, {"SecondaryStatus": "Training"}, {"SecondaryStatus": "Training", "RoleArn": "r"}]
+)
+def test_cancel_believes_a_stop_that_a_mock_accepted(answers):
+    client = mock(**answers)
     made = executor(client)
     handle = submitted(made, 1)
     made.cancel(handle)
     client.stop_training_job.assert_called_once_with(TrainingJobName=job_name(handle.native_id, 0))
-    client.describe_training_job.return_value |= {"SecondaryStatus": "Training"}
+
+
+@pytest.mark.parametrize("answers", [FULL, {"TrainingJobStatus": "Stopping", "SecondaryStatus": "Stopping"}])
+def test_cancel_awaits_the_end_where_the_client_answers_as_sagemaker_does(answers):
+    client = mock()
+    made = executor(client)
+    handle = submitted(made, 1)
+    client.describe_training_job.return_value |= answers
     with pytest.raises(StopFailed) as caught:
         made.cancel(handle)
     assert caught.value.left_running == (job_name(handle.native_id, 0),)

@@ -16,6 +16,7 @@ from atoll.executors.sagemaker.status import is_over, needs_description
 
 _PAGE = 100
 _LIST = "list_training_jobs"
+_ALWAYS_SENT = frozenset({"TrainingJobArn", "SecondaryStatus", "CreationTime"})
 Job = dict[str, Any]
 """A job as a list or a description returns it; both have the same field names."""
 
@@ -150,9 +151,9 @@ class Jobs:
                 return None
             except BackendError as exc:
                 return refusal or exc
-            if is_over(found) or (refusal is None and self._is_stand_in(found)):
-                return found
             status = str(found["TrainingJobStatus"])
+            if is_over(found) or (refusal is None and self._is_constant(found, status)):
+                return found
             if isinstance(refusal, RunNotFound) or (refusal is None and status != "Stopping"):
                 refusal = self._request_stop(region, name)  # the job was not visible, or the request had no effect
             if refusal is not None and status != "Stopping":
@@ -162,12 +163,15 @@ class Jobs:
                 return BackendError(message, executor=EXECUTOR, operation="cancel")
             deadline.sleep(next(pauses))
 
-    def _is_stand_in(self, job: Job) -> bool:
-        """Whether a client of the caller answered without the fields that SageMaker always sends.
+    def _is_constant(self, job: Job, status: str) -> bool:
+        """Whether a client of the caller answered without the fields that SageMaker always sends, as tests do.
 
         Such a client may return one constant answer: a stop that it accepted is believed, for no lookup would show it.
+        A client that answers `Stopping` and more than a status reacts to stops, so the end is awaited.
         """
-        return not self._client.may_use_sdk and not job.keys() & {"TrainingJobArn", "SecondaryStatus", "CreationTime"}
+        missing = _ALWAYS_SENT - job.keys()
+        reacts = status == "Stopping" and missing != _ALWAYS_SENT
+        return not self._client.may_use_sdk and bool(missing) and not reacts
 
     def _call_briefly(self, verb: str, operation: str, name: str, region: str) -> Job:
         """A call of `stop_all`. After one job has used up the time for retries, the others do not retry."""
