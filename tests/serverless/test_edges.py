@@ -61,6 +61,7 @@ def test_a_variable_of_atoll_is_no_argument_of_an_own_command():
         ("LocalProcessExecutor", {"root": 3}, "root"),
         ("SageMakerExecutor", {"role_arn": "", "image_uri": "train:1", "output_s3_path": "s3://b/out"}, "role_arn"),
         ("ModalSpawnExecutor", {"app_name": ""}, "app_name"),
+        ("ModalSpawnExecutor", {"client": object()}, "client"),
         ("HFJobsExecutor", {"image": ""}, "image"),
         ("EKSExecutor", {"image": "train:1", "service_account_name": 3}, "service_account_name"),
         ("MCADExecutor", {"image": "train:1", "queue": 3}, "queue"),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from atoll.executors.modal.errors import EXECUTOR
 from atoll.executors.modal.machines import GPUS
-from atoll.validation import OBJECT, Kind, a_list_of, a_table_of, between, is_number, is_text, settings_hint
+from atoll.validation import OBJECT, Kind, a_list_of, a_table_of, between, is_number, is_text, settings_hint, shown
 
 LONGEST_S = 86_400
 """Modal ends every call after a day."""
@@ -71,6 +71,15 @@ class ModalSettings:
     """Every replica sees the folder of a `file://` store under the same path, on a shared file system."""
     store_needs_no_secret: bool = False
     """Replicas can open the store without a secret of Modal: the image has the credentials, or nobody needs any."""
+
+    @staticmethod
+    def value_problems(given: Mapping[str, Any]) -> Iterator[str]:
+        """A client that is not of the package `modal`, which reads attributes of it that are not public."""
+        client = given.get("client")
+        if client is not None and not any(
+            each.__module__.partition(".")[0] == "modal" for each in type(client).__mro__
+        ):
+            yield f"client={shown(client)}: not a `modal.Client`, such as `modal.Client.from_env()`"
 
     def problems(self) -> Iterator[str]:
         """Settings that contradict each other."""
