@@ -4,7 +4,8 @@ AtollError
 ├── ConfigError [2]            fix your input; nothing was started (also a ValueError)
 │   ├── UsageError             the command line is not valid
 │   ├── InvalidSpec            one or more fields, each with its value and the rule it breaks
-│   │   └── EntryMissing       the module of the entry point has no such function (also a RuntimeError)
+│   │   ├── EntryMissing       the module of the entry point has no such function (also a RuntimeError)
+│   │   └── LaunchRefused      the service refuses a launch of the replica protocol (also a RuntimeError)
 │   ├── UnknownName            an executor, store, GPU or codec that does not exist; suggests a similar name
 │   ├── Unsupported            this backend cannot do this placement; every reason at once
 │   ├── MissingExtra           an optional package is not installed (also an ImportError and a RuntimeError)
@@ -101,6 +102,10 @@ class InvalidSpec(ConfigError):
 
 class EntryMissing(InvalidSpec, RuntimeError):
     """The module of the entry point has no such function."""
+
+
+class LaunchRefused(InvalidSpec, RuntimeError):
+    """The service refuses a launch of the replica protocol. Nothing was started."""
 
 
 class UnknownName(ConfigError):

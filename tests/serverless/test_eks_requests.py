@@ -175,6 +175,23 @@ def test_what_a_client_lacks_is_named():
             EKSExecutor(IMAGE, core_api=api(**lacking))
 
 
+def test_a_launch_that_the_cluster_refuses_is_also_a_runtime_error(store):
+    """The error names the arguments of the facade, and a program that expects either kind of error catches it."""
+
+    def request(method: str, url: str, **_: Any) -> Any:
+        body = {"gitVersion": "v1.36.3", "major": "1", "minor": "36"} if url.endswith("/version") else {}
+        status, content = (200, body) if method == "GET" else (404, {"message": 'namespaces "team" not found'})
+        return SimpleNamespace(status=status, read=json.dumps(content).encode, headers={}, release_conn=bool)
+
+    client = api(rest_client=SimpleNamespace(pool_manager=SimpleNamespace(request=request)))
+    jobs = KubernetesExecutor(image=IMAGE, namespace="team", api_client=client, store_is_mounted=True)
+    executor = EKSExecutor.over(jobs, store=store)
+    with pytest.raises(RuntimeError, match="namespace=`team`") as caught:
+        executor.launch_replicas(2, "atoll.testing.protocol_jobs:echo", {})
+    assert isinstance(caught.value, InvalidSpec)
+    assert caught.value.fields == ("namespace",)
+
+
 def test_clients_of_one_cluster_need_not_share_an_api_client():
     executor = EKSExecutor(IMAGE, batch_api=api(), core_api=api())
     assert executor._jobs._api_client is executor.batch_api

@@ -20,7 +20,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, ClassVar, ParamSpec, Self
@@ -35,6 +35,7 @@ from atoll.errors import (
     ConfigError,
     Conflict,
     InvalidSpec,
+    LaunchRefused,
     RunNotFound,
     StoreError,
     StoreUnavailable,
@@ -154,7 +155,7 @@ class Facade:
             mounts_arguments=self.mounts_arguments,
         )
         default = self._default_store() if self._default_store is not None else None
-        with arguments_named("launch_replicas", {**_RENAMED, **self.argument_names}, self._executor.name):
+        with self._launch_arguments_named():
             executor, placement = self._for_launch(gpu, form)
             draft = prepare(
                 form.entry,
@@ -254,7 +255,10 @@ class Facade:
     def _submitted(self, draft: Draft) -> Run:
         """Start the run. A repeated launch with the same idempotency key adopts the first one, also if it is over."""
         try:
-            return draft.submit()
+            with self._launch_arguments_named():
+                return draft.submit()
+        except InvalidSpec as exc:  # the plan was valid, so the service has refused it
+            raise LaunchRefused("launch_replicas", exc.problems, hint=exc.hint) from exc
         except Conflict as exc:
             if self.idempotency_key is None:
                 raise
@@ -265,6 +269,9 @@ class Facade:
                 return run
             exc.hint = "use another idempotency_key for another launch"
             raise
+
+    def _launch_arguments_named(self) -> AbstractContextManager[None]:
+        return arguments_named("launch_replicas", {**_RENAMED, **self.argument_names}, self._executor.name)
 
     def _submitted_at(self, run: Run) -> float:
         """When the run was recorded. The replicas run already: a store that fails now must not lose their handles."""
