@@ -50,13 +50,6 @@ def diloco(
         raise ValueError(f"entry=`{entry}`: module:function, such as train:main")
     if replicas < 1:
         raise ValueError(f"replicas={replicas}: at least 1")
-    try:
-        is_object = isinstance(json.loads(args), dict)
-    except ValueError:
-        is_object = False
-    if not is_object:
-        raise ValueError(f"args=`{args}`: a JSON object")
-    plain_args = args.replace("$", "\\u0024")  # TorchX and Kubernetes replace `$$`, `${x}` and `$(X)` in commands
     command = ["-m", "atoll.replica", "--rendezvous", store, "--world-size", str(replicas)]
     command += ["--run-id", specs.macros.app_id, "--trainer-module", module, "--trainer-fn", function]
     return specs.AppDef(
@@ -66,7 +59,7 @@ def diloco(
                 name="replica",
                 image=image,
                 entrypoint="python",
-                args=[*command, "--trainer-kwargs-json", plain_args],
+                args=[*command, "--trainer-kwargs-json", _json_argument(args)],
                 env={**(env or {}), RANK: specs.macros.replica_id, WORLD_SIZE: str(replicas)},
                 num_replicas=replicas,
                 max_retries=max_retries,
@@ -75,3 +68,14 @@ def diloco(
             )
         ],
     )
+
+
+def _json_argument(args: str) -> str:
+    """The JSON object without `$`, because TorchX and Kubernetes replace `$$`, `${x}` and `$(X)` in commands."""
+    try:
+        is_object = isinstance(json.loads(args), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise ValueError(f"args=`{args}`: a JSON object")
+    return args.replace("$", "\\u0024")
