@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -46,7 +47,9 @@ def said(code: str, status: int = 400) -> Exception:
 
 def page(status: str = "InProgress", secondary: str = "Training") -> dict[str, Any]:
     name = "exp-0123456789ab-00000"
-    summary = {"TrainingJobName": name, "TrainingJobStatus": status, "SecondaryStatus": secondary}
+    always = {"TrainingJobName": name, "TrainingJobArn": f"arn:aws:sagemaker:us-east-1:1:training-job/{name}"}
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    summary = {**always, "CreationTime": at, "TrainingJobStatus": status, "SecondaryStatus": secondary}
     return {"TrainingJobSummaries": [summary]}
 
 
