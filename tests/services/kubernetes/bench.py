@@ -100,11 +100,11 @@ class KubernetesBench(Bench):
             )
 
     def running(self, run_id: str) -> list[str]:
-        """The Job of the run if it is not over or has pods that are not, and else such pods and their processes."""
+        """The Job of the run if it may create pods or has some that run, and else such pods and their processes."""
         jobs = [job for job in self.namespace.api.items(self.namespace.path("jobs")) if is_of(job, run_id)]
         pods = [pod for pod in self.namespace.api.items(self.namespace.path("pods")) if is_of(pod, run_id)]
         alive = [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
-        going = [job for job in jobs if alive or (not is_over(job) and len(pods) < job["spec"]["completions"])]
+        going = [job for job in jobs if alive or (not is_decided(job) and len(pods) < job["spec"]["completions"])]
         if going:
             return [str(job["metadata"]["name"]) for job in going]
         return [*(str(pod["metadata"]["name"]) for pod in alive), *super().running(run_id)]
@@ -149,5 +149,15 @@ def is_of(thing: dict[str, Any], run_id: str) -> bool:
 
 
 def is_over(job: dict[str, Any]) -> bool:
+    return _has_condition(job, "Complete", "Failed")
+
+
+def is_decided(job: dict[str, Any]) -> bool:
+    """Whether the Job creates no pods any more. Its pods may end, and be deleted, before it is over."""
+    is_deleted = "deletionTimestamp" in job["metadata"]
+    return is_deleted or _has_condition(job, "Complete", "Failed", "FailureTarget", "SuccessCriteriaMet")
+
+
+def _has_condition(job: dict[str, Any], *kinds: str) -> bool:
     conditions = job.get("status", {}).get("conditions") or []
-    return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
+    return any(each["type"] in kinds and each["status"] == "True" for each in conditions)

@@ -11,7 +11,7 @@ from typing import Any
 from atoll.handle import RunHandle
 from atoll.registry import store_uri
 from atoll.testing import bench as contract
-from services.kubernetes.bench import KubernetesBench, ProxyFaults, is_of
+from services.kubernetes.bench import KubernetesBench, ProxyFaults, is_decided, is_of
 from services.kubernetes.fault_proxy import Fault, FaultProxy
 from services.kubernetes.namespace import Namespace
 from services.kubernetes.wrapper_scenario import QUICK
@@ -65,7 +65,7 @@ class WrapperBench(KubernetesBench):
         jobs = [job for job in namespace.api.items(namespace.path("jobs")) if is_of(job, run_id)]
         wrappers = [each for each in namespace.api.items(namespace.path("appwrappers")) if is_of(each, run_id)]
         # The controllers notice later that all pods have ended.
-        has_ended = any(_is_decided(job) or len(pods) >= job["spec"]["completions"] for job in jobs)
+        has_ended = any(is_decided(job) or len(pods) >= job["spec"]["completions"] for job in jobs)
         going = [each for each in wrappers if alive or not (is_over(each) or has_ended)]
         if going:
             return [str(each["metadata"]["name"]) for each in going]
@@ -83,12 +83,6 @@ class WrapperBench(KubernetesBench):
     def at_point(self, point: str, action: Callable[[], None]) -> None:
         method, path, query = PATHS[contract.Call.CREATE]
         self.proxy.faults.append(Fault(method, path, query, action=action, is_after_effect=point.startswith("after")))
-
-
-def _is_decided(job: dict[str, Any]) -> bool:
-    conditions = job.get("status", {}).get("conditions") or []
-    decided = ("Complete", "Failed", "FailureTarget", "SuccessCriteriaMet")
-    return any(each["type"] in decided and each["status"] == "True" for each in conditions)
 
 
 def is_over(wrapper: dict[str, Any]) -> bool:
