@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import BackendUnavailable, StopFailed
+from atoll.keys import RunKeys
 from atoll.status import ReplicaState
 from atoll.testing import contract_jobs
 from atoll.testing.bench import entered, launched, let_go, until
@@ -49,6 +50,8 @@ def test_without_ssh_status_logs_and_cancel_work_through_the_store(bench, hosts)
         assert [(row.state, bool(row.progress.problem)) for row in rows] == [(ReplicaState.RUNNING, True)] * 2
         assert until(bench, "the log is uploaded", lambda: list(run.logs(1))) == ["rank 1 is here"]
         run.cancel()
+        ends = list(bench.store.list(RunKeys(run.id).outcomes_prefix()))
+        assert len(ends) == 2, "cancel returned before the store had the end of every replica"
         assert [row.state for row in run.status().replicas] == [ReplicaState.CANCELLED] * 2
         # The supervisors stored the ends of their replicas, and end right after that.
         until(bench, "the supervisors have ended", lambda: not bench.running(run.id))
