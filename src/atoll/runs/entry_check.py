@@ -1,8 +1,8 @@
 """Checks an entry point in the user's source before anything starts, without running that source.
 
-The checks find the mistakes that users make: a misspelt file, module, function or keyword argument, and a class or
-coroutine in place of a function. What the source alone does not decide (decorators, names bound twice or at run time)
-is accepted here, and the replica finds out.
+The checks find the mistakes that users make: a misspelt file, module, function or keyword argument, and a class,
+coroutine or generator in place of a function. What the source alone does not decide (decorators, names bound twice or
+at run time) is accepted here, and the replica finds out.
 """
 
 from __future__ import annotations
@@ -224,7 +224,22 @@ def _problems(tree: ast.Module, name: str, task: Task) -> Iterator[str]:
             case ast.AsyncFunctionDef(decorator_list=[]):
                 yield unfit(name, "async")
             case ast.FunctionDef(decorator_list=[]) as function:
+                if _has_yield(function.body):
+                    yield unfit(name, "generator function")
                 yield from _argument_problems(function, task)
+
+
+def _has_yield(nodes: Iterable[ast.AST]) -> bool:
+    """Whether these statements of a function make it a generator; functions and classes inside it do not count."""
+    for node in nodes:
+        match node:
+            case ast.Yield() | ast.YieldFrom():
+                return True
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
+                continue
+        if _has_yield(ast.iter_child_nodes(node)):
+            return True
+    return False
 
 
 def _bindings(nodes: Iterable[ast.AST], name: str) -> Iterator[ast.AST]:

@@ -43,6 +43,18 @@ class Thing:
 async def coroutine(ctx):
     pass
 
+def batches(ctx):
+    for step in range(3):
+        received = yield step
+
+def delegates(ctx):
+    return (yield from batches(ctx))
+
+def has_inner_generator(ctx):
+    def inner():
+        yield 1
+    return sum(inner()), list(map(lambda: (yield), ()))
+
 @decorated
 def wrapped(ctx, lr: float):
     pass
@@ -172,6 +184,15 @@ def test_every_argument_that_does_not_fit_is_named_at_once(root):
 def test_a_class_and_a_coroutine_are_refused(root, name, kind):
     for entry in (f"job:{name}", f"job.py:{name}"):
         assert refusal(root, entry).startswith(f"entry=`{entry}`: `{name}` is {kind}")
+
+
+@pytest.mark.parametrize("name", ["batches", "delegates"])
+def test_a_generator_function_is_refused(root, name):
+    assert refusal(root, f"job:{name}").startswith(f"entry=`job:{name}`: `{name}` has a `yield`")
+
+
+def test_a_function_that_defines_a_generator_is_accepted(root):
+    assert_accepted(Task("job:has_inner_generator", {}), root)
 
 
 @pytest.mark.parametrize(
