@@ -125,7 +125,8 @@ def load(kind: str, name: str) -> Any:
         row = _any_other_store(name)
     if row is None:
         hint = f"other fsspec file systems: {install_command('fsspec')}" if kind == "store" else None
-        raise UnknownName(kind, name, sorted(known(kind)), hint=hint)
+        others = ALIASES if kind == "executor" else ()
+        raise UnknownName(kind, name, sorted({*known(kind), *others}), hint=hint)
     module, _, attribute = row.path.partition(":")
     try:
         return getattr(import_module(module), attribute)

@@ -349,10 +349,10 @@ class _Reader:
                 yield Setting(f"{table}.{key}", value, place)
 
     def _executors(self, source: ConfigFile, where: tuple[str, ...], body: Any) -> Iterator[Setting]:
-        from atoll.registry import known
+        from atoll.registry import known, plain_name
 
         for name, settings in body.items():
-            place, plain = source.place(*where, name), name.replace("-", "_")
+            place, plain = source.place(*where, name), plain_name(name)
             if plain not in known("executor"):
                 self.problems.append(
                     f"{place}: unknown executor `{name}`{did_you_mean(plain, list(known('executor')))}"

@@ -120,6 +120,12 @@ def test_arguments_of_the_file_belong_to_its_entry(folder):
     assert load(folder, FULL, flags={"entry": "other:main", "args.n": 1}).table("args") == {"n": 1}
 
 
+def test_settings_of_an_executor_may_use_its_other_name(folder):
+    found = load(folder, '[executors.eks]\nnamespace = "ml"\n[executors.hf-jobs]\nnamespace = "team"\n')
+    assert found.settings["executors.kubernetes.namespace"].value == "ml"
+    assert found.settings["executors.hf_jobs.namespace"].value == "team"
+
+
 def test_every_problem_is_reported_at_once_with_its_place(folder):
     text = 'replicas = "four"\ntimeout = "soon"\nreplica = 3\nargs = 1\n[env]\nA = 1\n[executors.locl]\nx = 1\n'
     text += "[profiles.p]\nimage = 3\n"
