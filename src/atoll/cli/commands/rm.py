@@ -69,7 +69,8 @@ def delete_all(out: Output, found: list[tuple[Store, Deletion]], *, yes: bool, d
     for store, planned in found:
         delete(store, planned)
         done.append(planned.run_id)
-        out.say(f"deleted {planned.run_id}")
+        rest = " but its records and newest weights" if planned.keeps_weights else ""
+        out.say(f"deleted {'all of ' if rest else ''}{planned.run_id}{rest}")
 
 
 def _size(planned: Deletion) -> str:
