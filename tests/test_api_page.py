@@ -96,9 +96,9 @@ def test_what_the_page_says_to_import_is_there() -> None:
         ("replicas: int = 1,\n    on", "replicas: int = 2,\n    on", "replicas"),
         ("*,\n    replicas: int = 1,", "replicas: int = 1,", "replicas"),
         (
-            "def cancel(self, ranks: Sequence[int] | None = None) -> Stopped: ...\n    def result",
-            "def result",
-            "cancel",
+            "def cost(self, status: RunStatus | None = None) -> Cost | None: ...\n    def resume",
+            "def resume",
+            "cost",
         ),
         ("grace_s: float = 10.0", "grace_s: int = 10.0", "grace_s"),
         ('LOST = "lost"\n    @', 'LOST = "gone"\n    @', "LOST"),

@@ -355,14 +355,22 @@ class Cancel(NamedTuple):
     """The message of each replica that is cancelled."""
     over: tuple[int, ...] = ()
     """Ranks that had ended before."""
+    is_abandoned: bool = False
+    """Whether replicas may still run, because the backend could not be asked to stop them."""
 
 
 def record_cancel(store: Store, run_id: str, cancel: Cancel, *, launch: int = 1) -> None:
-    """Record the cancellation and its reason, which the backend does not keep. The first record counts."""
+    """Record the cancellation and its reason, which the backend does not keep.
+
+    The first record counts, except that the stop of a run replaces the record that the run was abandoned.
+    """
+    key, record = RunKeys(run_id, launch).cancelled(), _encode({"at": time.time(), **cancel._asdict()})
     try:
-        store.create(RunKeys(run_id, launch).cancelled(), _encode({"at": time.time(), **cancel._asdict()}))
+        store.create(key, record)
     except KeyExists:
-        pass
+        found = read_cancel(store, run_id, launch=launch)
+        if found is not None and found.is_abandoned and not cancel.is_abandoned:
+            store.put(key, record)
 
 
 def read_cancel(store: Store, run_id: str, *, launch: int = 1) -> Cancel | None:
@@ -372,7 +380,8 @@ def read_cancel(store: Store, run_id: str, *, launch: int = 1) -> Cancel | None:
     except KeyNotFound:
         return None
     why = found.get("why")
-    return Cancel(why if isinstance(why, str) else ON_REQUEST, tuple(found.get("over", ())))
+    is_abandoned = found.get("is_abandoned") is True
+    return Cancel(why if isinstance(why, str) else ON_REQUEST, tuple(found.get("over", ())), is_abandoned)
 
 
 def is_cancelled(store: Store, run_id: str, *, launch: int = 1) -> bool:

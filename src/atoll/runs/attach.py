@@ -140,8 +140,10 @@ class UnrecordedRun(Run):
             raise self._problem
         return self.executor.logs(self.handle, rank, tail=tail, follow=follow)
 
-    def cancel(self, ranks: Sequence[int] | None = None) -> Stopped:
-        """Stop every replica, or only these ranks. The stop is not recorded."""
+    def cancel(self, ranks: Sequence[int] | None = None, *, abandon: bool = False) -> Stopped:
+        """Stop every replica, or only these ranks. The stop is not recorded, so the run cannot be abandoned."""
+        if abandon:
+            raise self._problem
         chosen = ranks_to_stop(self.executor, self.handle, ranks)
         before = status_or_none(self.executor, self.handle)
         if ranks is None:

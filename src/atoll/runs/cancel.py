@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from atoll import journal
 from atoll._threads import Unanswered, answer_within
-from atoll.errors import AtollError, BackendError, RunNotFound, StoreError, StoreUnavailable
+from atoll.errors import AtollError, BackendError, ConfigError, RunNotFound, StoreError, StoreUnavailable
 from atoll.executors.base import Executor, ranks_to_stop
 from atoll.handle import RunHandle
 from atoll.journal import Cancel, Launch, RankCancel
@@ -33,16 +33,23 @@ STATUS_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a cancellation did. The replicas do not run any more."""
+    """What a cancellation did. The replicas do not run any more, except some of an abandoned run."""
 
     before: RunStatus | None
     """The backend's status right before; None if the backend did not say."""
     record_error: AtollError | None = None
     """Why the store could not record the cancellation; None if it is recorded, or had not to be."""
+    left_running: AtollError | None = None
+    """Why replicas of an abandoned run could not be stopped and may still run; None if none runs."""
 
     @property
     def warning(self) -> str:
-        """What the missing record means; empty if nothing is missing."""
+        """What the missing stop or the missing record means; empty if nothing is missing."""
+        if self.left_running is not None:
+            return (
+                f"the run is abandoned: {self.left_running.message}. Replicas that still run go on, and may cost "
+                "money, until their time limit; when the backend answers again, cancel the run again, or `sweep` it"
+            )
         if self.record_error is None:
             return ""
         if isinstance(self.record_error, RunNotFound):
@@ -62,16 +69,23 @@ class Cancellation:
         self._executor = run.executor
         self._store = with_retry_timeout(run.store, STATUS_TIMEOUT_S)
 
-    def carry_out(self, ranks: Sequence[int] | None = None) -> Stopped:
+    def carry_out(self, ranks: Sequence[int] | None = None, *, abandon: bool = False) -> Stopped:
         """Stop every replica, or these ranks, and record that; see `Run.cancel`."""
+        if abandon and ranks is not None:
+            raise ConfigError("a run can only be abandoned as a whole, not single ranks", reason="abandon_ranks")
         handle, is_started = self._handle_to_stop()
         chosen = ranks_to_stop(self._executor, handle, ranks)
         before = status_or_none(self._executor, handle)
         if len(chosen) < handle.replicas:
             return self._cancel_ranks(handle, chosen, before, is_started)
         log.info("run %s: stop %s", self._run.id, handle)
-        self._executor.cancel(handle)
-        self._stop_earlier_launches()
+        try:
+            self._executor.cancel(handle)
+            self._stop_earlier_launches()
+        except (BackendError, ConfigError) as exc:
+            if not abandon:
+                raise
+            return self._abandon(before, exc)
         may_grow = could_grow(self._run.spec, self._executor)
         if before is not None and before.is_terminal and is_started and not (may_grow and any(before.failures())):
             return Stopped(before)
@@ -85,6 +99,17 @@ class Cancellation:
             # its replicas by now; a later one sees the record and stops its replicas itself.
             self._executor.cancel(handle)
         return Stopped(before, error)
+
+    def _abandon(self, before: RunStatus | None, problem: AtollError) -> Stopped:
+        """Record the cancellation although replicas may still run. Raises `problem` if the store does not answer."""
+        log.warning("run %s is abandoned: %s", self._run.id, problem.message)
+        cancel = Cancel(f"abandoned: {problem.message}", is_abandoned=True)
+        error = self._record_error(
+            partial(journal.record_cancel, self._store, self._run.id, cancel, launch=self._run.launch)
+        )
+        if error is not None:
+            raise problem
+        return Stopped(before, left_running=problem)
 
     def _cancel_ranks(
         self, handle: RunHandle, ranks: Sequence[int], before: RunStatus | None, is_started: bool

@@ -18,8 +18,7 @@ from atoll import disk, journal, keys
 from atoll._threads import map_in_background
 from atoll.errors import Conflict, KeyNotFound, MissingExtra, RunNotFound
 from atoll.keys import RunKeys
-from atoll.runs import index
-from atoll.runs.wait import counts_text
+from atoll.runs import index, over
 from atoll.stores.base import Store
 from atoll.stores.fast import list_sizes
 
@@ -58,10 +57,7 @@ def check_is_over(run: Run) -> None:
         return  # it was over when its deletion began, and its records may be gone
     if journal.newest_launch(run.store, run.id).number != run.launch:  # `run` was resumed since it was read
         run = type(run).stored(run.store, run.id)
-    status = run.status(progress=False)
-    if not status.is_terminal:
-        what = f"run `{run.id}` is not over: {counts_text(status)}"
-        raise Conflict(run.id, what=what, reason="running", hint=f"`atoll cancel {shlex.quote(run.id)}` stops it first")
+    over.check_is_over(run, hint=f"`atoll cancel {shlex.quote(run.id)}` stops it first")
 
 
 def planned_deletion(store: Store, run_id: str, *, keep_weights: bool = False) -> Deletion:

@@ -18,10 +18,10 @@ from atoll.errors import ConfigError, Conflict, InvalidSpec, Problems, RunNotFou
 from atoll.executors.base import Executor
 from atoll.journal import Launch
 from atoll.runs.code_files import code_differences, with_files
+from atoll.runs.over import check_is_over
 from atoll.runs.parts import TABLES, On, added, backend_for
 from atoll.runs.prepare import Draft, bundle_of, check_entry, resumed_run
 from atoll.runs.start import check_not_deleted, check_not_pruned, start_resume
-from atoll.runs.wait import counts_text
 from atoll.spec import Code, Placement, RunSpec
 
 if TYPE_CHECKING:
@@ -64,11 +64,8 @@ def _next_launch(run: Run, newest: Launch) -> tuple[int, RunSpec]:
     check_not_pruned(run.store, run.id)
     if newest.is_resume and not newest.is_decided and not _is_cancelled(run, newest.number):
         return newest.number, run.spec  # its launcher was interrupted
-    status = run.status(progress=False)
-    if not status.is_terminal:
-        what = f"run `{run.id}` is not over: {counts_text(status)}"
-        hint = f"`atoll cancel {shlex.quote(run.id)}` stops it, `atoll wait {shlex.quote(run.id)}` waits for its end"
-        raise Conflict(run.id, what=what, reason="running", hint=hint)
+    name = shlex.quote(run.id)
+    check_is_over(run, hint=f"`atoll cancel {name}` stops it, `atoll wait {name}` waits for its end")
     if not newest.is_decided:
         decided = journal.record_undone(run.store, run.id, "cancelled before it started", launch=newest.number)
         if decided.handle is not None:
@@ -85,7 +82,8 @@ def _is_cancelled(run: Run, number: int) -> bool:
 def _stop_leftovers(run: Run, number: int) -> None:
     """Stop what a launch that was undone may have left, so that the next one starts no twins."""
     handle = journal.handle_to_stop(run.store, run.id, number)
-    if handle is None:
+    cancel = journal.read_cancel(run.store, run.id, launch=number)
+    if handle is None or (cancel is not None and cancel.is_abandoned):
         return
     executor = run.executor if handle.executor == run.executor.name else registry.executor(handle.executor)
     try:

@@ -191,7 +191,7 @@ class Run:
             return self.status()
         return status
 
-    def cancel(self, ranks: Sequence[int] | None = None) -> Stopped:
+    def cancel(self, ranks: Sequence[int] | None = None, *, abandon: bool = False) -> Stopped:
         """Stop every replica; returns when none runs. A run that was recorded but not started will not start.
 
         With `ranks`, stop only these: they are not started again, and the others keep running. A backend that can only
@@ -199,11 +199,14 @@ class Run:
 
         Stopping does not need the store: if the stop cannot be recorded, the returned `Stopped` says so. Raises
         `StopFailed`, which names every replica that may still run.
-        """
-        return self._cancel(ON_REQUEST, ranks)
 
-    def _cancel(self, why: str, ranks: Sequence[int] | None = None) -> Stopped:
-        return Cancellation(self, self._handle, why).carry_out(ranks)
+        `abandon` is for a backend that is gone: what it cannot be asked to stop is given up, and the run counts as
+        over. `Stopped.left_running` then says what was not stopped.
+        """
+        return self._cancel(ON_REQUEST, ranks, abandon=abandon)
+
+    def _cancel(self, why: str, ranks: Sequence[int] | None = None, *, abandon: bool = False) -> Stopped:
+        return Cancellation(self, self._handle, why).carry_out(ranks, abandon=abandon)
 
     def cost(self, status: RunStatus | None = None) -> Cost | None:
         """What this launch costs so far, is expected to cost, and costs at most; None if its price is not known.
@@ -372,7 +375,9 @@ class Run:
         if self._handle is not None:
             return self._status_of(self._handle)
         replicas = self.spec.placement.replicas
-        if journal.is_cancelled(self.store, self.id, launch=self.launch):
+        if cancel := journal.read_cancel(self.store, self.id, launch=self.launch):
+            if cancel.is_abandoned:
+                return RunStatus.lost(replicas, cancel.why)
             message = "cancelled before it started"
             return RunStatus.uniform(replicas, ReplicaState.CANCELLED, Reason.CANCELLED, message)
         launch = journal.launch_at(self.store, self.id, self.launch)
@@ -412,10 +417,10 @@ class Run:
         return len(outcomes) == self.spec.placement.replicas and all(map(self._is_final, outcomes.values()))
 
     def _is_stopped(self) -> bool:
-        """Whether it is recorded that every replica was stopped, and no waiting process can start more."""
-        return not could_grow(self.spec, self.executor) and journal.is_cancelled(
-            self.store, self.id, launch=self.launch
-        )
+        """Whether it is recorded that the run is over: every replica was stopped and no waiting process can start more,
+        or the run was abandoned."""
+        cancel = journal.read_cancel(self.store, self.id, launch=self.launch)
+        return cancel is not None and (cancel.is_abandoned or not could_grow(self.spec, self.executor))
 
     def _is_final(self, outcome: ReplicaOutcome) -> bool:
         """Whether no restart follows this outcome."""
@@ -451,7 +456,7 @@ class Run:
     def _join(self, backend: RunStatus, outcomes: Mapping[int, ReplicaOutcome]) -> RunStatus:
         may_be_cancelled = {ReplicaState.LOST, ReplicaState.CANCELLED} & {replica.state for replica in backend.replicas}
         cancel = journal.read_cancel(self.store, self.id, launch=self.launch) if may_be_cancelled else None
-        why, over = (cancel.why, cancel.over) if cancel else (None, ())
+        why, over = (cancel.why, cancel.over) if cancel and not cancel.is_abandoned else (None, ())
         return join(backend, outcomes, cancelled=why, over=over, writes_outcomes=not self.spec.task.program)
 
     def _with_beat(self, replica: ReplicaStatus, beat: Beat | None) -> ReplicaStatus:

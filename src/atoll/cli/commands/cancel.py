@@ -26,8 +26,9 @@ log = logging.getLogger("atoll.cli")
 @command("End", short_help="Stop runs; return when none of their replicas runs any more.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
 @rank_option(help="Stop only these ranks of one RUN: 2, or 0-3,7.")
+@click.option("--abandon", is_flag=True, help="Give up what a backend that is gone cannot stop.")
 @store_option
-def cancel_command(out: Output, runs: tuple[str, ...], rank: str | None, store: str | None) -> None:
+def cancel_command(out: Output, runs: tuple[str, ...], rank: str | None, abandon: bool, store: str | None) -> None:
     """Stop every replica of the runs. For runs that have ended, do nothing.
 
     RUN is a run id or a handle. Stopping does not need the store: if the store does not answer, the replicas are
@@ -36,14 +37,19 @@ def cancel_command(out: Output, runs: tuple[str, ...], rank: str | None, store: 
     With --rank, the other replicas keep running, and the stopped ranks are not started again. A round that needs a
     stopped rank then ends with an error that names it, unless the run waits for it (--on-dead wait). A backend that
     can only stop all replicas together refuses --rank.
+
+    With --abandon, a run whose backend does not answer or cannot be used any more counts as over, so that it can be
+    resumed elsewhere or deleted. Replicas that still run go on until their time limit.
     """
+    if abandon and rank is not None:
+        raise UsageError("--abandon: a run can only be abandoned as a whole, without --rank")
     if rank is not None and len(runs) > 1:
         raise UsageError(f"--rank {rank}: ranks of one run can be stopped at a time, and here are {len(runs)} runs")
     done: list[dict[str, Any]] = []
     first: AtollError | None = None
     for name in runs:
         try:
-            done.append(_cancel(out, name, store, rank))
+            done.append(_cancel(out, name, store, rank, abandon=abandon))
         except KeyboardInterrupt:
             hint = f"`atoll cancel {shlex.join(runs)}` stops the rest"
             raise Interrupted(hint, message=f"replicas of run `{name}` may still run") from None
@@ -57,11 +63,11 @@ def cancel_command(out: Output, runs: tuple[str, ...], rank: str | None, store: 
         raise first
 
 
-def _cancel(out: Output, name: str, store: str | None, rank: str | None) -> dict[str, Any]:
+def _cancel(out: Output, name: str, store: str | None, rank: str | None, *, abandon: bool) -> dict[str, Any]:
     run = _found(out, name, store)
     replicas = run.handle.replicas if isinstance(run, UnrecordedRun) else run.spec.placement.replicas
     chosen = None if rank is None else ranks(rank, replicas)
-    stopped = run.cancel(chosen)
+    stopped = run.cancel(chosen, abandon=abandon)
     before, after = stopped.before, _status(run)
     was_over = before is not None and all(
         r.state.is_terminal for r in before.replicas if r.rank in (chosen or [r.rank])
@@ -69,6 +75,8 @@ def _cancel(out: Output, name: str, store: str | None, rank: str | None) -> dict
     counts = counts_text(after) if after is not None else "the backend does not say how its replicas ended"
     what = f"run `{run.id}`" if chosen is None else f"run `{run.id}`: {ranks_text(chosen)}"
     is_stopped = "are stopped" if chosen is not None and len(chosen) > 1 else "is stopped"
+    if stopped.left_running is not None:
+        is_stopped = "is abandoned"
     out.say(f"{what} {'had ended already' if was_over else is_stopped}: {counts}")
     if chosen is not None and after is not None and (others := _others(run, chosen, after)):
         out.say(others)
@@ -81,6 +89,7 @@ def _cancel(out: Output, name: str, store: str | None, rank: str | None) -> dict
         "state": after.state if after is not None else None,
         "was_over": was_over,
         "recorded": stopped.record_error is None,
+        **({"abandoned": True} if stopped.left_running is not None else {}),
         **({"warning": stopped.warning} if stopped.warning else {}),
     }
 
