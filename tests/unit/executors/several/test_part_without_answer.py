@@ -169,6 +169,25 @@ def test_a_cancelled_run_is_over_although_a_backend_no_longer_answers(is_cancell
             run.status()
 
 
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_run_whose_part_is_gone_is_abandoned_and_the_other_part_is_stopped(max_restarts: int) -> None:
+    """With restarts, a process that waits could start replicas; an abandoned run is over nevertheless."""
+    gone, other = Place("one", DOWN), Place("two")
+    executor, handle = several(gone, other)
+    placement = Placement(replicas=4, max_restarts=max_restarts, parts=(Part("one", 2), Part("two", 2)))
+    store = open_store(f"memory://abandoned-{max_restarts}")
+    run = Run(RunSpec("exp", Task("train:main"), placement), executor, store, handle)
+    stopped = run.cancel(abandon=True)
+    assert other.stopped == [None]
+    assert isinstance(stopped.left_running, StopFailed)
+    status = run.status()
+    assert status.is_terminal
+    assert [row.state for row in status.replicas[:2]] == [ReplicaState.LOST] * 2
+    gone.error = None
+    run.cancel()
+    assert gone.stopped == [None]
+
+
 @pytest.mark.parametrize("error", [DOWN, ConfigError("the store cannot be opened here")])
 def test_a_cancel_stops_the_other_parts(error: AtollError) -> None:
     other = Place("two")
