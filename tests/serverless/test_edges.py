@@ -55,6 +55,17 @@ def test_a_variable_of_atoll_is_no_argument_of_an_own_command():
     assert read_form("", {"lr": 0.5, "debug": True}, command=["train"]).env == {"LR": "0.5", "DEBUG": "True"}
 
 
+def test_an_argument_does_not_replace_what_starts_an_own_command():
+    for mounts_arguments in (True, False):
+        with pytest.raises(InvalidSpec) as caught:
+            read_form("", {"path": "/data", "ld_preload": "a.so"}, command=["train"], mounts_arguments=mounts_arguments)
+        assert caught.value.fields == ("path", "ld_preload")
+    assert read_form("", {"paths": "/data", "ld_rate": 0.5}, command=["train"]).env == {
+        "PATHS": "/data",
+        "LD_RATE": "0.5",
+    }
+
+
 @pytest.mark.parametrize(
     ("facade", "given", "field"),
     [

@@ -24,6 +24,8 @@ _COMMON = ("rank_env", "rendezvous_uri")
 _ENTRY_MODULE = "replica_entrypoint"
 _OUR_MODULES = ("", "atoll.replica", "python -m atoll.replica")
 _SCALARS = (str, int, float)
+_SYSTEM = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT")
+"""Variables of an image that decide which program and which libraries a container starts with."""
 _WHAT = "launch_replicas"
 BOTH_FORMS = (
     "name a function: launch_replicas(2, 'package.module:function', {'lr': 0.1}), or a trainer: "
@@ -218,6 +220,8 @@ def _variable_problems(passed: Mapping[str, Any], rank_env: str) -> Iterator[str
         variable = name.upper()
         if variable.startswith("ATOLL_"):
             yield f"{name}: variables that begin with `ATOLL_` are set by Atoll"
+        if variable in _SYSTEM:
+            yield f"{name}: its variable `{variable}` would replace the image's own, and its command might not start"
         if variable in owners:
             yield f"{name}: its variable `{variable}` is also that of `{owners[variable]}`"
         owners[variable] = name
