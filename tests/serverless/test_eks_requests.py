@@ -14,8 +14,13 @@ import pytest
 
 from atoll.errors import InvalidSpec, Unsupported
 from atoll.executors.kubernetes.executor import KubernetesExecutor
+from atoll.handle import RunHandle
 from atoll.runs.prepare import Draft
-from atoll.serverless import EKSExecutor, K8sExecutor
+from atoll.serverless import EKSExecutor, K8sExecutor, ReplicaHandle
+from atoll.serverless.facade import Facade
+from atoll.serverless.handles import Replica
+from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
+from atoll.testing.fakes import FakeClock
 
 CASES = sorted((Path(__file__).parent / "golden_eks").glob("*.json"))
 IMAGE, STORE = "registry.invalid/train:1", "s3://bucket/exp"
@@ -319,3 +324,43 @@ def test_the_protocol_over_an_executor_keeps_its_settings():
     spec = draft.plan.request["job"]["spec"]
     assert (spec["backoffLimitPerIndex"], "maxFailedIndexes" in spec) == (2, False)
     assert INSTANCE_TYPE not in spec["template"]["spec"].get("nodeSelector", {})
+
+
+def test_the_polls_of_a_round_read_the_status_once(monkeypatch):
+    executor, clock = EKSExecutor(IMAGE, context="prod", store=STORE), FakeClock()
+    executor._clock = clock
+    states: dict[str, list[ReplicaState]] = {}
+    read: list[str] = []
+
+    def run_status(replica: Replica) -> RunStatus:
+        read.append(replica.run_id)
+        found = states[replica.run_id]
+        return RunStatus(tuple(ReplicaStatus(rank, state, Reason.OK) for rank, state in enumerate(found)))
+
+    monkeypatch.setattr(executor, "_run_status", run_status)
+    states["a"], states["b"] = [ReplicaState.RUNNING] * 100, [ReplicaState.PENDING] * 2
+    handles = {name: handles_of(name, len(found)) for name, found in states.items()}
+    assert {executor.poll(each) for each in handles["a"]} == {"running"}
+    assert read == ["a"]
+    states["a"] = [ReplicaState.SUCCEEDED] * 100
+    assert executor.poll(handles["a"][0]) == "succeeded"  # the same handle again: a new round
+    assert {executor.poll(each) for each in handles["a"][1:]} == {"succeeded"}
+    assert read == ["a", "a"]
+    assert [executor.poll(each) for each in handles["b"]] == ["pending"] * 2
+    assert read == ["a", "a", "b"]
+    executor.poll(handles["a"][0])
+    clock.sleep(1.0)
+    executor.poll(handles["a"][1])
+    assert read[3:] == ["a", "a"]
+    monkeypatch.setattr(Facade, "cancel", lambda *_: None)
+    executor.cancel(handles["a"][0])
+    executor.poll(handles["a"][2])
+    assert read[5:] == ["a"]
+
+
+def handles_of(run_id: str, replicas: int) -> list[ReplicaHandle]:
+    run = str(RunHandle("kubernetes", "prod/default", run_id, replicas))
+    return [
+        ReplicaHandle(rank, "eks", {"run_id": run_id, "run": run, "store": STORE, "launch": 1, "rank": rank})
+        for rank in range(replicas)
+    ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from atoll.errors import BackendError, InvalidSpec, UnknownName
 from atoll.executors.base import Executor
@@ -20,7 +20,9 @@ from atoll.runs.prepare import Draft
 from atoll.runs.run import Run
 from atoll.serverless.facade import Facade, arguments_named, keeps_arguments, renamed
 from atoll.serverless.forms import Form
+from atoll.serverless.protocol import ReplicaHandle
 from atoll.spec import Gpu
+from atoll.status import RunStatus
 from atoll.validation import shown
 
 _NAMES = {
@@ -33,6 +35,17 @@ _NAMES = {
 _TOLERATION = {name: name for name in ("key", "operator", "value", "effect")}
 _TOLERATION["toleration_seconds"] = "tolerationSeconds"
 """Attribute of a `V1Toleration` of any client -> field of the manifest."""
+_ROUND_S = 0.5
+"""How old a status may be that `poll` uses again, for a rank that was not asked for since."""
+
+
+class _Reading(NamedTuple):
+    """The status of a run that was read for one handle, and that answers for the others of the same round."""
+
+    of: tuple[str, str]
+    status: RunStatus
+    polled: set[int]
+    read_at: float
 
 
 class EKSExecutor(Facade):
@@ -57,6 +70,8 @@ class EKSExecutor(Facade):
     """GPU -> the one machine for it; the executor chooses among all machines for the others."""
     _gpu_settings: Mapping[str, Any] = {}
     """Settings of the executor that only a launch with GPUs has."""
+    _reading: _Reading | None = None
+    """The newest one: N polls of a round are two requests, and not N times two."""
 
     image: str
     namespace: str
@@ -159,6 +174,29 @@ class EKSExecutor(Facade):
         command = jobs.settings.command
         made._use(jobs, store=store, run_id=run_id, idempotency_key=idempotency_key, command=command)
         return made
+
+    def poll(self, handle: ReplicaHandle) -> str:
+        """As in the protocol. The polls of all handles of a run, one after the other, read its status once."""
+        replica, reading, now = self._replica(handle), self._reading, self._clock.monotonic()
+        of = str(replica.run), replica.store
+        is_old = reading is None or reading.of != of or now - reading.read_at > _ROUND_S
+        if reading is None or is_old or replica.rank in reading.polled:
+            status = self._run_status(replica)
+            reading = self._reading = _Reading(of, status, set(), self._clock.monotonic())
+        reading.polled.add(replica.rank)
+        return str(reading.status.replicas[replica.rank].state)
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        try:
+            super().cancel(handle)
+        finally:
+            self._reading = None
+
+    def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
+        try:
+            return super().collect(handles, timeout=timeout)
+        finally:
+            self._reading = None
 
     def _for_launch(self, gpu: str | None, form: Form) -> tuple[Executor, dict[str, Any]]:
         changes: dict[str, Any] = {"command_args": form.args} if form.program else {}

@@ -56,7 +56,7 @@ from atoll.serverless.handles import Replica, metadata_of, replica_of
 from atoll.serverless.protocol import ReplicaHandle
 from atoll.serverless.rows import end_row, rows_of
 from atoll.spec import RunSpec
-from atoll.status import Reason, ReplicaState, ReplicaStatus
+from atoll.status import Reason, ReplicaState, ReplicaStatus, RunStatus
 from atoll.validation import PATH, SECONDS, TEXT, is_whole, plain, settings_hint, shown
 
 P = ParamSpec("P")
@@ -301,15 +301,20 @@ class Facade:
 
     def _status(self, replica: Replica) -> ReplicaStatus:
         """The status of one replica, joined with the store if that answers."""
+        return self._run_status(replica).replicas[replica.rank]
+
+    def _run_status(self, replica: Replica) -> RunStatus:
+        """The status of all replicas of its run."""
         run = self._run(replica)
         try:
-            return run.status(progress=False).replicas[replica.rank]
+            return run.status(progress=False)
         except StoreError:
-            return self._executor.status(replica.run).replicas[replica.rank]
+            return self._executor.status(replica.run)
         except BackendError as exc:
             if exc.reason != OTHER_MACHINE:
                 raise
-            return ReplicaStatus(replica.rank, ReplicaState.LOST, Reason.LOST, exc.message)
+            ranks = range(replica.run.replicas)
+            return RunStatus(tuple(ReplicaStatus(r, ReplicaState.LOST, Reason.LOST, exc.message) for r in ranks))
 
     def _placeholder(self, replica: Replica, error: AtollError | None) -> str:
         """The line that `stream_logs` returns if there is no log, and why there is none."""
