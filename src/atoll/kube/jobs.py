@@ -17,7 +17,7 @@ from atoll.kube.errors import retry_after_s
 from atoll.kube.job import token_of
 from atoll.kube.logs import last_lines
 from atoll.kube.names import BATCH as BATCH_PREFIX
-from atoll.kube.names import CONTROLLER_UID, MANAGED_BY, MANAGER, context_of
+from atoll.kube.names import CONTROLLER_UID, INDEX, MANAGED_BY, MANAGER, context_of
 from atoll.kube.queues import Queues
 from atoll.kube.watch import Changes
 
@@ -58,13 +58,15 @@ class Jobs:
         found = self.find(namespace, name, operation)
         return None if found is None or context_of(found) is None else found
 
-    def pods(self, job: Mapping[str, Any], operation: str = "status") -> list[Object]:
-        """The pods of this Job, and of no other Job that had its name."""
-        return self.listed_pods(job, operation)[0]
+    def pods(self, job: Mapping[str, Any], operation: str = "status", *, rank: int | None = None) -> list[Object]:
+        """The pods of this Job, or of one rank of it, and of no other Job that had its name."""
+        return self.listed_pods(job, operation, rank=rank)[0]
 
-    def listed_pods(self, job: Mapping[str, Any], operation: str = "status") -> tuple[list[Object], str]:
+    def listed_pods(
+        self, job: Mapping[str, Any], operation: str = "status", *, rank: int | None = None
+    ) -> tuple[list[Object], str]:
         """The pods of this Job, in one request for any number of them, and the version of the list."""
-        found = self.client.get(*_pods_of(job), operation, query=_selector(job))
+        found = self.client.get(*_pods_of(job), operation, query=_selector(job, rank))
         return list(found.get("items") or []), str((found.get("metadata") or {}).get("resourceVersion") or "")
 
     def pod_changes(self, job: Mapping[str, Any]) -> Changes:
@@ -269,8 +271,9 @@ def _named_pods(namespace: str, name: str) -> tuple[str, str, dict[str, str]]:
     return path_to("pods", namespace), f"pods of Job `{name}`", query
 
 
-def _selector(job: Mapping[str, Any]) -> dict[str, str]:
-    return {"labelSelector": f"{CONTROLLER_UID}={job['metadata']['uid']}"}
+def _selector(job: Mapping[str, Any], rank: int | None = None) -> dict[str, str]:
+    of_rank = "" if rank is None else f",{INDEX}={rank}"
+    return {"labelSelector": f"{CONTROLLER_UID}={job['metadata']['uid']}{of_rank}"}
 
 
 def collection(thing: Mapping[str, Any], namespace: str) -> str:

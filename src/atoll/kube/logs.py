@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atoll._time import Clock, Deadline
+from atoll._time import Clock, Deadline, backoff
 from atoll.errors import AtollError, RunNotFound
 from atoll.kube.client import KubeClient, Stream, path_to
 from atoll.kube.errors import retry_after_s
@@ -60,6 +60,7 @@ def follow_lines(
     """
     logs: dict[str, PodLog] = {}
     ended: set[str] = set()
+    pauses = _pauses()
     while True:
         seen = look()
         pods = [(str(pod["metadata"]["name"]), pod) for pod in seen.pods]
@@ -82,7 +83,9 @@ def follow_lines(
                     has_times=has_times,
                 ),
             )
-            yield from log.lines()
+            for line in log.lines():
+                pauses = _pauses()
+                yield line
             is_read = log.is_whole or log.is_unreadable
             if log.is_gone or (is_read and (seen.is_over or _has_ended(pod, container))):  # it ended before it was read
                 ended.add(name)
@@ -91,7 +94,12 @@ def follow_lines(
             if not any(log.was_read for log in logs.values()):
                 raise RunNotFound("the pods of this rank are gone, and with them their logs", operation="logs")
             return
-        clock.sleep(_PAUSE_S)
+        clock.sleep(next(pauses))
+
+
+def _pauses() -> Iterator[float]:
+    """Between two looks: many ranks may be followed, and wait for their nodes for hours."""
+    return backoff(_PAUSE_S, factor=1.5, cap_s=4 * _PAUSE_S)
 
 
 class PodLog:

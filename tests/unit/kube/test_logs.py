@@ -12,6 +12,7 @@ from atoll.errors import AuthError, BackendUnavailable, RunNotFound
 from atoll.kube import logs
 from atoll.kube.logs import PodLog, Seen, follow_lines, last_lines
 from atoll.kube.names import CONTAINER
+from atoll.testing.fakes import FakeClock
 
 pytestmark = pytest.mark.server
 WAITING = failure(400, "BadRequest", f'container "{CONTAINER}" in pod "p" is waiting to start: ContainerCreating')
@@ -141,6 +142,16 @@ def test_a_rank_without_any_log_raises_so_that_the_store_is_asked(api, tmp_path)
     for seen in (Seen([], True), Seen([pod("a")], True)):
         with pytest.raises(RunNotFound):
             list(follow_lines(client, "ns", looks(seen), tail=None, clock=SYSTEM_CLOCK))
+
+
+def test_a_rank_that_waits_for_long_is_looked_at_less_often_until_it_prints(api, tmp_path):
+    api.replies = [Reply(pieces=[at(1, "1", "one")]), Reply(pieces=[])]
+    waits, running, over = [Seen([], False)] * 6, [Seen([pod("a")], False)] * 2, Seen([pod("a", "Succeeded")], True)
+    clock = FakeClock()
+    look = looks(*waits, *running, over)
+    assert list(follow_lines(api.client(tmp_path), "ns", look, tail=None, clock=clock)) == ["one"]
+    assert clock.slept[:2] == [0.01, 0.015]
+    assert clock.slept[4:] == [0.04, 0.04, 0.01, 0.015]
 
 
 def test_a_pod_that_failed_before_its_container_started_ends_the_log(api, tmp_path):

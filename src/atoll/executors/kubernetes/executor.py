@@ -143,7 +143,7 @@ class KubernetesExecutor(ClusterExecutor):
         job = jobs.of_run(namespace_of(handle), handle.native_id, "logs") if 0 <= rank < handle.replicas else None
         if job is None:
             return None
-        pods = jobs.pods(job, "logs")
+        pods = jobs.pods(job, "logs", rank=rank)
         status = run_status(job, pods, replicas=handle.replicas, queue=_queue(jobs, job))
         of_rank = sorted((pod for pod in pods if rank_of(pod) == rank), key=age_key)
         return Seen(of_rank, status.replicas[rank].state.is_terminal)

@@ -100,6 +100,14 @@ def test_a_status_is_two_requests_for_any_number_of_replicas(api, executor, repl
     assert cluster.asked() == [NAME, "pods"]
 
 
+def test_the_log_of_a_rank_needs_only_the_pods_of_this_rank(api, executor):
+    cluster = Cluster(api, 1200)
+    assert list(executor.logs(handle(1200), 700, tail=1)) == LOG.splitlines()
+    asked = api.requests[1].query["labelSelector"]
+    assert cluster.asked() == [NAME, "pods", "log"]
+    assert asked.split(",") == ["batch.kubernetes.io/controller-uid=j", f"{INDEX}=700"]
+
+
 def test_few_logs_are_read_and_each_only_once(api, executor):
     cluster = Cluster(api, 50)
     cluster.fail_all()
