@@ -32,6 +32,8 @@ class JobSettings:
     fail_fast: bool = False
     ttl_s: int | None = DEFAULT_TTL_S
     queue_timeout_s: float | None = None
+    is_supervised: bool = True
+    """Whether the container runs Atoll's supervisor, whose exit codes have a meaning; not with an own command."""
 
 
 def indexed_job(
@@ -48,7 +50,8 @@ def indexed_job(
     rules: list[dict[str, Any]] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     ]
-    if placement.max_restarts:  # neither a used up time limit nor an image that is too old gets better
+    # Neither a used up time limit nor an image that is too old gets better.
+    if placement.max_restarts and settings.is_supervised:
         codes = {"containerName": CONTAINER, "operator": "In", "values": sorted((TOO_OLD, TIMED_OUT))}
         rules.append({"action": "FailIndex", "onExitCodes": codes})
     spec: dict[str, Any] = {

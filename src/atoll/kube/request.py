@@ -150,6 +150,7 @@ def _request(
         fail_fast=settings.fail_fast,
         ttl_s=settings.ttl_s,
         queue_timeout_s=settings.queue_timeout_s,
+        is_supervised=not settings.command,
     )
     plain = indexed_job(context, placement, outer, name=name, namespace=namespace, template=template, gang=parts)
     job = merged(plain, settings.overlay)

@@ -220,6 +220,13 @@ def test_the_job_is_indexed_and_a_rank_fails_alone():
     assert "ttlSecondsAfterFinished" not in request({"ttl_s": None})["job"]["spec"]
 
 
+def test_every_exit_code_of_an_own_command_is_restarted():
+    rules = [
+        request(more, max_restarts=2)["job"]["spec"]["podFailurePolicy"]["rules"] for more in ({}, {"command": ["x"]})
+    ]
+    assert [[rule["action"] for rule in each] for each in rules] == [["Ignore", "FailIndex"], ["Ignore"]]
+
+
 def test_a_rank_comes_from_the_annotation_and_nothing_of_the_task_is_in_the_environment():
     found = request(replicas=3, rank_env="MY_RANK", env={"A": "1"})
     rank = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
