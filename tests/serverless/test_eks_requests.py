@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from atoll.errors import InvalidSpec, Unsupported
+from atoll.errors import InvalidSpec, RunNotFound, Unsupported
 from atoll.executors.kubernetes.executor import KubernetesExecutor
 from atoll.handle import RunHandle
 from atoll.runs.prepare import Draft
@@ -356,6 +356,18 @@ def test_the_polls_of_a_round_read_the_status_once(monkeypatch):
     executor.cancel(handles["a"][0])
     executor.poll(handles["a"][2])
     assert read[5:] == ["a"]
+
+
+def test_a_log_that_is_gone_is_not_called_empty(monkeypatch):
+    executor, (handle,) = EKSExecutor(IMAGE, context="prod", store=STORE), handles_of("a", 1)
+    row = ReplicaStatus(0, ReplicaState.CANCELLED, Reason.CANCELLED)
+    run = MagicMock(logs=MagicMock(side_effect=RunNotFound("Kubernetes has no log of rank 0 of Job `a`")))
+    monkeypatch.setattr(executor, "_run", lambda _: run)
+    monkeypatch.setattr(executor, "_run_status", lambda _: RunStatus((row,)))
+    wanted = "<replica 0: no logs: the replica was cancelled, and Kubernetes has no log of rank 0 of Job `a`>"
+    assert executor.stream_logs(handle) == wanted
+    run.logs = MagicMock(return_value=iter(()))
+    assert executor.stream_logs(handle).endswith("was cancelled and has printed nothing>")
 
 
 def handles_of(run_id: str, replicas: int) -> list[ReplicaHandle]:

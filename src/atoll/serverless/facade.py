@@ -327,6 +327,8 @@ class Facade:
             return _line(replica, f"the log cannot be read: {error.message}")
         if status.state is ReplicaState.LOST:
             return _line(replica, f"no logs: {why}")
+        if status.state.is_terminal and isinstance(error, RunNotFound):
+            return _line(replica, f"no logs: the replica {_ENDED[status.state]}, and {error.message}")
         if status.state.is_terminal:
             return _line(replica, f"no output: the replica {_ENDED[status.state]} and has printed nothing")
         if status.state is ReplicaState.RUNNING:
