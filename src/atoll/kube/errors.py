@@ -38,7 +38,7 @@ _PROXY = "check the variables HTTPS_PROXY and NO_PROXY, and `proxy-url` in the k
 _ADDRESS = "check that the cluster is up and that its address in the kubeconfig is right (`kubectl cluster-info`)"
 _WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]+)"')
 """The API server asks a controller about each object of some kinds, and refuses them all while it has no answer."""
-_DENIED = re.compile(r'admission webhook "[^"]+" denied the request')
+_DENIED = re.compile(r'admission webhook "[^"]+" denied the request|namespace \S+ because it is being terminated')
 _CONTROLLERS = {".kb.io": "the controller of Kueue, or another one", ".codeflare.dev": "the controller of AppWrappers"}
 """By the end of the name of a webhook."""
 _HANDSHAKE = re.compile("CERT|UNKNOWN_CA|WRONG_VERSION|UNSUPPORTED_PROTOCOL|HANDSHAKE|HTTP_REQUEST")
@@ -130,7 +130,7 @@ def _of_refusal(found: Refusal, what: str, operation: str, executor: str) -> Ato
         if QUOTA.search(found.message):
             return CapacityError(text, **given, reason="quota")
         if _DENIED.search(found.message) and "not authorized" not in found.message:
-            return ConfigError(text, reason="denied")  # a controller refuses the object, not the user
+            return ConfigError(text, reason="denied")  # the object is refused, and not the user
         return AuthError(text, **given, reason="forbidden", hint=_ROLE.format(backend=_backend(executor)))
     if found.status in (404, 410):
         return RunNotFound(text, **given, reason="expired" if found.status == 410 else "")

@@ -64,8 +64,8 @@ def check_server(
     if missing := list(looks.missing(references(job, request["extras"]))):
         problems += missing
         hint = hint or _MISSING.format(namespace=namespace)
-    if problems:
-        raise InvalidSpec(f"run `{run_id}`", problems, hint=hint)
+    if problems:  # one of the namespace comes for each object
+        raise InvalidSpec(f"run `{run_id}`", [*dict.fromkeys(problems)], hint=hint)
 
 
 def version_problem(version: Version) -> str | None:

@@ -15,6 +15,9 @@ DOWN = (
 )
 
 
+_TERMINATING = 'jobs.batch "a" is forbidden: unable to create new content in namespace n because it is being terminated'
+
+
 @pytest.mark.parametrize(
     ("status", "body", "kind", "reason"),
     [
@@ -33,6 +36,7 @@ DOWN = (
         (503, {}, BackendUnavailable, ""),
         (500, {"message": DOWN}, BackendUnavailable, "webhook"),
         (403, {"message": 'admission webhook "vjob.kb.io" denied the request: no'}, ConfigError, "denied"),
+        (403, {"message": _TERMINATING}, ConfigError, "denied"),
         (403, {"message": 'admission webhook "x" denied the request: bob is not authorized'}, AuthError, "forbidden"),
     ],
 )
