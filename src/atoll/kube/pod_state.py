@@ -251,13 +251,16 @@ def _other_failure(pod: Mapping[str, Any]) -> tuple[Reason, str]:
 
 
 def needs_log(pod: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """Whether only the log can say why this pod failed: its code may be ours, and the kubelet did not read the log."""
+    """Whether only the log can say why this pod failed: its code may be ours, and the node has told no last lines. Pods
+    ask for them, and a kubelet gives them; other programs that run pods may not."""
     ended = terminated(pod) or {}
     is_failed = (pod.get("status") or {}).get("phase") == "Failed"
-    containers = (pod.get("spec") or {}).get("containers") or ()
-    own: Mapping[str, Any] = next((each for each in containers if each.get("name") == CONTAINER), {})
-    is_known = ended.get("message") or own.get("terminationMessagePolicy") == "FallbackToLogsOnError"
-    return is_failed and ended.get("exitCode") in (1, TOO_OLD) and not is_known and _mark(job, COMMAND) != "own"
+    return (
+        is_failed
+        and ended.get("exitCode") in (1, TOO_OLD)
+        and not ended.get("message")
+        and _mark(job, COMMAND) != "own"
+    )
 
 
 def _eviction(disruption: Mapping[str, Any]) -> str:
