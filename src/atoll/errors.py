@@ -128,13 +128,14 @@ class Unsupported(ConfigError):
 
 
 class MissingExtra(ConfigError, ImportError, RuntimeError):
-    """An optional package is not installed."""
+    """An optional package is not installed, or cannot be imported because of `problem`."""
 
-    def __init__(self, package: str, *, extra: str) -> None:
+    def __init__(self, package: str, *, extra: str, problem: str = "") -> None:
         from atoll.registry import install_command
 
         self.extra = extra
-        super().__init__(f"`{package}` is not installed", hint=install_command(extra))
+        what = f"cannot be imported: {problem}" if problem else "is not installed"
+        super().__init__(f"`{package}` {what}", hint=install_command(extra))
 
 
 class Conflict(ConfigError):

@@ -157,11 +157,10 @@ def require(module: str, *, extra: str) -> ModuleType:
     """Import a module of an optional package; `MissingExtra` names the extra that installs it."""
     try:
         return import_module(module)
-    except ModuleNotFoundError as exc:
+    except ImportError as exc:
         package = module.partition(".")[0]
-        if exc.name is None or exc.name.partition(".")[0] != package:
-            raise
-        raise MissingExtra(package, extra=extra) from exc
+        is_absent = isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] == package
+        raise MissingExtra(package, extra=extra, problem="" if is_absent else str(exc)) from exc
 
 
 def install_command(extra: str) -> str:

@@ -101,3 +101,22 @@ def test_a_name_that_needs_training_says_what_to_install(package: str) -> None:
     assert done.returncode
     assert f"MissingExtra: `{package}`" in done.stderr
     assert "[train]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("raise ImportError('refused by an import hook')", "cannot be imported: refused by an import hook"),
+        ("import a_missing_dependency", "cannot be imported: No module named 'a_missing_dependency'"),
+        (None, "is not installed"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_missing(tmp_path, monkeypatch, code, problem):
+    if code is not None:
+        (tmp_path / "broken_sdk.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        registry.require("broken_sdk", extra="sagemaker")
+    assert isinstance(caught.value, MissingExtra)
+    assert caught.value.message == f"`broken_sdk` {problem}"
+    assert "[sagemaker]" in str(caught.value.hint)

@@ -89,7 +89,7 @@ class ModalClient:
 def _is_installed() -> bool:
     try:
         return find_spec("modal") is not None
-    except ModuleNotFoundError:  # an import hook may refuse to look for it
+    except ImportError:  # an import hook may refuse to look for it
         return False
 
 
