@@ -142,6 +142,14 @@ def test_a_handle_with_the_rank_of_another_is_refused(executor, jobs):
 
 
 @pytest.mark.process
+def test_metadata_that_the_caller_adds_replaces_no_field_of_the_row(executor, jobs):
+    (handle,) = executor.launch_replicas(1, "jobs:echo", {})
+    (before,) = executor.collect([handle], timeout=LIMIT_S)
+    handle.metadata |= {**dict.fromkeys(before.keys() - handle.metadata.keys(), "stale"), "note": "mine"}
+    assert executor.collect([handle], timeout=LIMIT_S) == [{**before, "note": "mine"}]
+
+
+@pytest.mark.process
 def test_a_parameter_named_context_keeps_its_own_default(executor, jobs):
     handles = [
         handle for args in ({}, {"context": 4096}) for handle in executor.launch_replicas(1, "jobs:tokens", args)

@@ -357,17 +357,13 @@ class Facade:
                 raise
             rows = {r: end_row(ReplicaOutcome(r, 0, ReplicaState.LOST, Reason.LOST, exc.message)) for r in ranks}
         details = self._details_in_time(group[0], ranks, deadline)
-        return {
-            rank: {
-                **rows[rank],
-                "run_id": natives[rank].run_id,
-                "run": str(natives[rank].run),
-                "rendezvous_uri": natives[rank].store,
-                **natives[rank].native,
-                **details[rank],
-            }
-            for rank in ranks
-        }
+        found: dict[int, dict[str, Any]] = {}
+        for rank in ranks:
+            replica = natives[rank]
+            place = {"run_id": replica.run_id, "run": str(replica.run), "rendezvous_uri": replica.store}
+            own = {**rows[rank], **place}
+            found[rank] = {**own, **replica.native, **details[rank], **own}  # metadata of the caller replaces no field
+        return found
 
     def _details_in_time(
         self, replica: Replica, ranks: Sequence[int], deadline: Deadline
