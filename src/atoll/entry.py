@@ -129,7 +129,7 @@ def _of_callable(function: Callable[..., Any]) -> Entry:
     if (spec := getattr(module, "__spec__", None)) is not None:
         return Entry(spec.name, None, name)  # `python -m package.module`: its imports may be relative
     script = getattr(module, "__file__", None)
-    if script is None:
+    if script is None or script == "<stdin>":
         raise ValueError(f"`{name}` is defined in an interactive session; put it in a file")
     return Entry(None, os.path.abspath(script), name)
 

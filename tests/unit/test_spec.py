@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import re
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -196,6 +197,17 @@ def test_specs_are_frozen():
 def test_a_task_built_by_hand_is_checked_too():
     with pytest.raises(InvalidSpec):
         Task("no where")
+
+
+@pytest.mark.parametrize("file", [None, "<stdin>"])
+def test_a_function_that_is_in_no_file_is_refused(monkeypatch, file):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "typed", lambda: None, raising=False)
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.setattr(main, "__file__", file, raising=False)
+    main.typed.__module__, main.typed.__qualname__ = "__main__", "typed"
+    with pytest.raises(ValueError, match="put it in a file"):
+        Entry.of(main.typed)
 
 
 @pytest.mark.parametrize("name", ["train", "pkg.train", "pkg.train.main"])
