@@ -27,7 +27,7 @@ class _Service:
         return self
 
     def tail(self, count: int, *, source: str) -> Iterator[Any]:
-        return self.fetch(source=source)
+        return iter(list(self.fetch(source=source))[-count:])
 
     def fetch(self, *, source: str, until: datetime | None = None, since: datetime | None = None) -> Iterator[Any]:
         assert source == "stdout"
@@ -71,6 +71,17 @@ def test_batches_of_two_containers_are_put_in_order():
     assert CallLog(service, "fc-1").lines() == wanted  # type: ignore[arg-type]
     assert CallLog(service, "fc-1").new_lines() == wanted  # type: ignore[arg-type]
     assert CallLog(service, "fc-1").last_lines(2) == wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, 100), (3, 100), (30_000, 1), (15_000, 3)])
+def test_the_last_lines_are_complete_however_many_entries_they_have(count, parts):
+    service, now = _Service(), time.time_ns()
+    texts = [
+        f"{number}:{part}" + ("\n" if part == parts - 1 else " ") for number in range(count) for part in range(parts)
+    ]
+    service.entries = [(now - (len(texts) - at) * 1000, text) for at, text in enumerate(texts)]
+    wanted = "".join(texts).splitlines()
+    assert CallLog(service, "fc-1").last_lines(count) == wanted  # type: ignore[arg-type]
 
 
 def test_a_clock_that_is_late_hides_no_line():

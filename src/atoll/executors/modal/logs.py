@@ -37,7 +37,7 @@ class CallLog:
         return _split("".join(str(entry.message) for entry in self._fetch(None)))
 
     def last_lines(self, count: int) -> list[str]:
-        """The last lines. An entry may be a part of a line, so more entries than lines are read."""
+        """The last lines. An entry may be a part of a line, so more entries than lines are read, or all of the log."""
         most = min(_MOST_ENTRIES, 4 * count + 16)
 
         def send() -> list[Any]:
@@ -45,8 +45,10 @@ class CallLog:
 
         entries = _in_order(self._client.call("logs", self._what, send))
         lines = _split("".join(str(entry.message) for entry in entries))
-        if len(entries) >= most and len(lines) > 1:
-            del lines[0]  # its beginning may be missing
+        if len(entries) >= most:
+            del lines[:1]  # its beginning may be missing
+            if len(lines) < count:
+                lines = self.lines()
         return lines[len(lines) - min(count, len(lines)) :]
 
     def new_lines(self) -> list[str]:
