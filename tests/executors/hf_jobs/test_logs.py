@@ -97,6 +97,15 @@ def test_the_log_of_a_job_that_prints_without_end_ends(bench, hub):
     assert set(followed) <= {"x"}
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_line_with_other_line_ends_of_unicode_is_one_line(bench, follow):
+    """The service sends them as they are: JSON escapes only those below U+0020."""
+    texts = ["one\u2028two", "next\x85line", "漢字", "last"]
+    with launched(bench, "say", args={"lines": texts}) as run:
+        over(bench, run)
+        assert list(bench.executor().logs(run.handle, 0, follow=follow)) == texts
+
+
 def test_times_with_and_without_fractions_are_compared_as_times():
     events = [{"timestamp": text} for text in ("2026-01-01T00:00:05Z", "2026-01-01T00:00:05.25Z", "soon")]
     assert _is_at_most(events[0], events[1])

@@ -297,7 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
                     break
                 return  # without the last chunk: the client sees a cut connection
             sent += event is not None
-            text = ": keep-alive\n\n" if event is None else f"data: {json.dumps(event)}\n\n"
+            text = ": keep-alive\n\n" if event is None else f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
             data = text.encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
             self.wfile.flush()

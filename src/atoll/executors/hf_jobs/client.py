@@ -124,7 +124,7 @@ class HubClient:
         with session.stream("GET", url, headers=headers, params=params, timeout=self.timeout_s) as answer:
             utils.hf_raise_for_status(answer)
             answer.request.extensions["timeout"]["read"] = read_s  # of the body, whose reading begins only now
-            yield answer.iter_lines()
+            yield _lines(answer.iter_bytes())
 
     @property
     def reads_events(self) -> bool:
@@ -176,3 +176,14 @@ class HubClient:
                     raise error from exc
                 log.info("retry %s after %s", shown, error.message)
                 deadline.sleep(max(next(pauses), errors.retry_after_s(exc)))
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
+    """The lines of an event stream. Only a newline ends one: the SDK's `iter_lines` also cuts at characters such as
+    U+2028 and U+0085, which JSON has as they are within a text."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode("utf-8", "replace") for line in lines)
+    if rest:
+        yield rest.decode("utf-8", "replace")
