@@ -184,6 +184,16 @@ def _ended(executor, handle):
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_launch_needs_no_folder_on_this_machine(bench, monkeypatch):
+    """As in a container whose home can only be read."""
+    monkeypatch.setenv("ATOLL_HOME", "/dev/null/home")
+    with launched(bench, "hold", 2) as run:
+        entered(bench, run)
+        bench.executor().cancel(run.handle, [1])
+        ended = let_go(bench, run).replicas
+        assert [r.state for r in ended] == [ReplicaState.SUCCEEDED, ReplicaState.CANCELLED]
+
+
 def test_arguments_longer_than_a_request_go_by_blob(bench):
     long = "0123456789" * 2_000
     with launched(bench, "variables", args={"names": ["CONTRACT_LONG"]}, env={"CONTRACT_LONG": long}) as run:

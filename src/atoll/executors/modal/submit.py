@@ -102,8 +102,14 @@ class Submission:
             ) from exc
 
     def _record(self) -> None:
+        """Record the calls in the store. The copy on this machine is only for a cancel while the store is down."""
         for records in (self._local, self._records):
-            records.record_sent(self._launcher, self._calls, lost=self._lost, handle=self._handle)
+            try:
+                records.record_sent(self._launcher, self._calls, lost=self._lost, handle=self._handle)
+            except StoreError as exc:
+                if records is self._records:
+                    raise
+                log.warning("this machine keeps no copy of the ids of the calls: %s", exc.message)
 
     def _spawn(self, function: Any, rank: int) -> None:
         """Send the call of one rank. It counts as possibly sent until Modal has surely refused it."""
