@@ -138,7 +138,9 @@ def test_expired_outputs_are_lost_unless_the_store_knows(bench):
         assert run.result().values[0]["args"] == {"x": 1}
 
 
-def test_a_preempted_call_is_told_from_a_cancelled_one(bench):
+@pytest.mark.parametrize("graph", [None, "late"])
+def test_a_preempted_call_is_told_from_a_cancelled_one(bench, graph):
+    bench.peer.graph = graph
     with launched(bench, "hold", 2) as run:
         entered(bench, run)
         calls = {variables(call)[RANK]: call for call in calls_of(bench.peer, run.id, bench.store_uri)}

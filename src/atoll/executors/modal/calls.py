@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -147,6 +148,8 @@ class Calls:
                 phase = _ENDS.get(type(exc).__name__)
                 if phase is None and _is_of_transport(exc):
                     raise
+                if type(exc).__name__ == "RemoteError" and _TERMINATED.search(str(exc)):
+                    phase = Phase.TERMINATED
                 return Look(call_id, phase or Phase.FAILED, message=str(exc))
 
         return self._client.call("status", f"output of call `{call_id}`", send, tries=tries)
@@ -201,6 +204,8 @@ _ENDS = {
     "ExecutionError": Phase.FAILED,
 }
 """Exceptions of `get` that are about the call, not about the request."""
+_TERMINATED = re.compile(r"\bcancel|\bpreempt|\bterminated\b(?!.*(exit code|memory))", re.I)
+"""The client has one exception for a call that was terminated and for a container that died."""
 
 
 def _is_of_transport(exc: BaseException) -> bool:

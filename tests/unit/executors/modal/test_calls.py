@@ -45,3 +45,19 @@ def test_an_interrupt_of_the_launcher_is_no_end_of_the_call():
 )
 def test_what_the_function_raised_is_its_end(error, phase):
     assert looking_at(error).look("fc-1").phase is phase
+
+
+@pytest.mark.parametrize(
+    ("message", "phase"),
+    [
+        ("Input was cancelled or its container was terminated", Phase.TERMINATED),
+        ("The container was preempted", Phase.TERMINATED),
+        ("Runner failed with exit code -9", Phase.FAILED),
+        ("Container was terminated with exit code 137", Phase.FAILED),
+        ("Container terminated: out of memory", Phase.FAILED),
+    ],
+)
+def test_without_a_graph_a_call_that_was_terminated_is_told_by_its_message(message, phase):
+    from modal.exception import RemoteError
+
+    assert looking_at(RemoteError(message)).look("fc-1").phase is phase
