@@ -81,6 +81,17 @@ def test_the_claim_names_the_call(bench):
         assert journal.read_claim(bench.store, run.id, 0).job == one_call(bench, run).call_id
 
 
+def test_a_claim_without_the_id_of_its_call_is_no_cancel(bench):
+    with launched(bench, "hold") as run:
+        entered(bench, run)
+        bench.store.put(RunKeys(run.id).start(0, 0), json.dumps({"host": "there", "at": 1.0}).encode())
+        executor = bench.executor()
+        assert executor.status(run.handle).state is ReplicaState.RUNNING
+        executor.cancel(run.handle)
+        assert one_call(bench, run).is_over
+        assert executor.status(run.handle).state is ReplicaState.CANCELLED
+
+
 def test_a_lost_answer_leaves_one_call_of_each_rank(bench):
     bench.peer.faults.fail("FunctionMap", Fault.BROKEN, nth=2, times=1, after_effect=True)
     with launched(bench, "echo", 3) as run:

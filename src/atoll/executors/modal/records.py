@@ -125,7 +125,7 @@ class CallRecords:
         found = []
         for rank in ranks:
             claim = self._claims.get(rank)
-            holder, at = (None, None) if claim is None else (claim.job or BARRED, claim.at)
+            holder, at = (None, None) if claim is None else (_holder(claim), claim.at)
             found.append(RankCalls(tuple(sent.get(rank, ())), rank in unknown, holder, rank in stopped, at))
         return found
 
@@ -156,6 +156,11 @@ class CallRecords:
             return {}, set()
         calls = record.get("calls") or {}
         return {int(rank): call and str(call) for rank, call in calls.items()}, set(record.get("lost") or ())
+
+
+def _holder(claim: Claim) -> str | None:
+    """`RankCalls.holder` of a claim; None for that of a container to which Modal has not told the id of its call."""
+    return BARRED if claim.is_barred else claim.job or None
 
 
 def sent_handles(store: Store) -> dict[str, list[str]]:

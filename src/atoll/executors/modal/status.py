@@ -36,8 +36,9 @@ def replica_status(rank: int, calls: RankCalls, looks: Mapping[str, Look]) -> Re
 
 def _of_call(rank: int, look: Look, calls: RankCalls) -> ReplicaStatus:
     if look.phase is Phase.PENDING:
-        state = ReplicaState.RUNNING if calls.holder else ReplicaState.PENDING
-        reason = Reason.OK if calls.holder else Reason.WAITING
+        is_claimed = bool(calls.holder) or calls.claimed_at is not None
+        state = ReplicaState.RUNNING if is_claimed else ReplicaState.PENDING
+        reason = Reason.OK if is_claimed else Reason.WAITING
         return ReplicaStatus(
             rank,
             state,
