@@ -19,9 +19,10 @@ from atoll.errors import (
     Unsupported,
 )
 from atoll.executors.base import Sweeper
+from atoll.keys import RunKeys
 from atoll.spec import Placement
 from atoll.status import Reason, ReplicaState
-from atoll.testing.bench import Call, Fault, assert_each_rank_once, cleared, launched, let_go, order, until
+from atoll.testing.bench import Call, Fault, assert_each_rank_once, cleared, launched, let_go, order, over, until
 from services.hf_jobs.faults import NO_CREDIT, UNAVAILABLE
 from services.hf_jobs.job import Job
 
@@ -176,13 +177,23 @@ def test_sweep_finds_what_runs_in_the_namespace(bench, hub, is_short):
         assert executor.strays() == []
 
 
-def test_the_exit_code_comes_from_the_store_if_the_message_of_the_service_has_none(bench, hub, monkeypatch):
+@pytest.mark.parametrize("is_short", [False, True])
+def test_the_exit_code_comes_from_the_store_if_the_message_of_the_service_has_none(bench, hub, monkeypatch, is_short):
     info = Job.info
     monkeypatch.setattr(Job, "info", lambda job: {**info(job), "status": {"stage": job.stage, "message": None}})
-    with launched(bench, "act", 1, args={"parts": ["sys_exit"]}) as run:
-        let_go(bench, run)
-        ended = run.status().replicas[0]
-        assert (ended.state, ended.reason, ended.exit_code) == (ReplicaState.FAILED, Reason.USER_ERROR, 3)
+    hub.lists_are_short = is_short
+    with launched(bench, "act", 3, args={"parts": ["sys_exit", "sigkill", "return"]}) as run:
+        over(bench, run)
+        wanted = [
+            (ReplicaState.FAILED, Reason.USER_ERROR, 3),
+            (ReplicaState.FAILED, Reason.KILLED, 137),
+            (ReplicaState.SUCCEEDED, Reason.OK, 0),
+        ]
+        for status in (run.status(), bench.executor().status(run.handle)):
+            assert [(r.state, r.reason, r.exit_code) for r in status.replicas] == wanted
+        bench.store.delete(RunKeys(run.id).outcome(0, 0))
+        [alone, *_] = bench.executor().status(run.handle).replicas
+        assert (alone.state, alone.reason, alone.exit_code) == (ReplicaState.FAILED, Reason.USER_ERROR, None)
 
 
 def test_a_deleted_job_is_lost(bench, hub):

@@ -13,9 +13,18 @@ from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
+from atoll._threads import Unanswered, answer_within
 from atoll._time import SYSTEM_CLOCK, Clock
 from atoll.context import TIMEOUT, RunContext
-from atoll.errors import BackendError, BackendUnavailable, InvalidSpec, RunNotFound, StopFailed, Unsupported
+from atoll.errors import (
+    AtollError,
+    BackendError,
+    BackendUnavailable,
+    InvalidSpec,
+    RunNotFound,
+    StopFailed,
+    Unsupported,
+)
 from atoll.executors.base import Capabilities, Check, Plan, Stray, ranks_to_stop
 from atoll.executors.hf_jobs.client import HubClient
 from atoll.executors.hf_jobs.doctor import setup_checks
@@ -23,16 +32,20 @@ from atoll.executors.hf_jobs.errors import EXECUTOR
 from atoll.executors.hf_jobs.jobs import Jobs
 from atoll.executors.hf_jobs.logs import JobLog
 from atoll.executors.hf_jobs.machines import CPU_FLAVOR, Machine, chosen_machine, machine_of, price_notes
+from atoll.executors.hf_jobs.outcomes import stored_failures
 from atoll.executors.hf_jobs.request import CAPABILITIES, RUN, job_request
 from atoll.executors.hf_jobs.settings import Client, Endpoint, JobSettings, Lag, Seconds, Word, plan_hint
 from atoll.executors.hf_jobs.status import Job, chosen, replica_status
 from atoll.executors.hf_jobs.submit import Submission, secret_values
 from atoll.executors.undo import submit_or_stop
 from atoll.handle import RunHandle
+from atoll.result import ReplicaOutcome
 from atoll.spec import Gpu, Placement
-from atoll.status import RunStatus
+from atoll.status import Reason, ReplicaStatus, RunStatus
 from atoll.validation import CLOCK, check_settings, checks_settings
 
+_STORE_S = 10.0
+"""How long a status waits for the store."""
 log = logging.getLogger("atoll.executors")
 
 
@@ -66,6 +79,8 @@ class HubJobsExecutor:
         self._jobs = Jobs(self._client, pause_s=pause_s, stop_s=stop_s, list_lag_s=list_lag_s)
         self._pause_s, self._log_quiet_s = pause_s, log_quiet_s
         self._hardware: list[Machine] = []
+        self._causes: dict[str, ReplicaOutcome] = {}
+        """Job id -> how its replica failed, as the store has it."""
 
     def with_settings(self, **changes: Any) -> HubJobsExecutor:
         """A copy of this executor with other job settings."""
@@ -155,7 +170,37 @@ class HubJobsExecutor:
 
     def status(self, handle: RunHandle) -> RunStatus:
         found = self._jobs.find_all(handle.scope, handle.native_id, handle.replicas)
-        return RunStatus(tuple(replica_status(rank, job) for rank, job in enumerate(found)))
+        replicas = [replica_status(rank, job) for rank, job in enumerate(found)]
+        return RunStatus(tuple(self._with_causes(handle, found, replicas)))
+
+    def _with_causes(
+        self, handle: RunHandle, jobs: Sequence[Job | None], replicas: Sequence[ReplicaStatus]
+    ) -> list[ReplicaStatus]:
+        """The status of jobs whose message does not say how they failed, completed from the store."""
+        silent = {
+            rank: job
+            for rank, job in enumerate(jobs)
+            if job is not None and replicas[rank].reason is Reason.USER_ERROR and replicas[rank].exit_code is None
+        }
+        unread = [rank for rank, job in silent.items() if job.id not in self._causes]
+        if unread:
+            try:
+                found = answer_within(_STORE_S, lambda: self._stored_failures(handle, silent[unread[0]], unread))
+            except (AtollError, Unanswered) as exc:
+                log.info("run `%s`: the store does not tell how jobs failed: %s", handle.native_id, exc)
+            else:
+                self._causes |= {silent[rank].id: outcome for rank, outcome in found.items()}
+        causes = {rank: self._causes.get(job.id) for rank, job in silent.items()}
+        return [
+            replica
+            if (cause := causes.get(replica.rank)) is None
+            else replace(replica, reason=cause.reason, exit_code=cause.exit_code)
+            for replica in replicas
+        ]
+
+    def _stored_failures(self, handle: RunHandle, job: Job, ranks: Sequence[int]) -> dict[int, ReplicaOutcome]:
+        known = _context_of(self._jobs.whole(handle.scope, job))
+        return {} if known is None else stored_failures(known[0], ranks)
 
     def cancel(self, handle: RunHandle, ranks: Sequence[int] | None = None) -> None:
         wanted = ranks_to_stop(self, handle, ranks)
