@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -105,6 +105,9 @@ class Calls:
                 found = Look(call_id, phase, message=self._failure(call_id) if phase in _WITH_FAILURE else "")
             else:
                 found = self._output(call_id)
+                if found.phase is Phase.FAILED and phase is Phase.PENDING:  # it may have ended in between
+                    again = self._phase_in_graph(call_id)
+                    found = replace(found, phase=again) if again in _WITHOUT_OUTPUT else found
         except RunNotFound as exc:
             return Look(call_id, Phase.GONE, message=exc.message)
         if found.is_over and found.phase is not Phase.GONE:
@@ -195,6 +198,8 @@ class Calls:
             deadline.sleep(next(pauses))
 
 
+_WITHOUT_OUTPUT = (Phase.NOT_STARTED, Phase.TERMINATED, Phase.TIMED_OUT)
+"""Ends that the graph tells apart, and the output does not surely."""
 _WITH_FAILURE = (Phase.FAILED, Phase.NOT_STARTED)
 _ENDS = {
     "OutputExpiredError": Phase.GONE,

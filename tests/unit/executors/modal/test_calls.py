@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,19 @@ from atoll.executors.modal.calls import Calls, Phase
 
 
 class Client:
-    """Its only call is pending in the graph, and `get` raises `error`."""
+    """Its only call has these words in the graph, one at each look, and `get` raises `error`."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, error: BaseException, words: Sequence[str] = ()) -> None:
+        self.error, self.words = error, list(words)
 
     def function_call(self, call_id: str) -> SimpleNamespace:
-        return SimpleNamespace(get_call_graph=list, get=self._get)
+        return SimpleNamespace(get_call_graph=lambda: self._graph(call_id), get=self._get)
+
+    def _graph(self, call_id: str) -> list[SimpleNamespace]:
+        words, self.words = self.words[:1], self.words[1:]
+        return [
+            SimpleNamespace(function_call_id=call_id, status=SimpleNamespace(name=word), children=[]) for word in words
+        ]
 
     def _get(self, timeout: float) -> None:
         raise self.error
@@ -26,8 +33,8 @@ class Client:
         return send()
 
 
-def looking_at(error: BaseException) -> Calls:
-    return Calls(Client(error), clock=SYSTEM_CLOCK, pause_s=1.0, stop_s=1.0)
+def looking_at(error: BaseException, *words: str) -> Calls:
+    return Calls(Client(error, words), clock=SYSTEM_CLOCK, pause_s=1.0, stop_s=1.0)
 
 
 def test_an_interrupt_of_the_launcher_is_no_end_of_the_call():
@@ -61,3 +68,12 @@ def test_without_a_graph_a_call_that_was_terminated_is_told_by_its_message(messa
     from modal.exception import RemoteError
 
     assert looking_at(RemoteError(message)).look("fc-1").phase is phase
+
+
+@pytest.mark.parametrize(
+    ("word", "phase"),
+    [("INIT_FAILURE", Phase.NOT_STARTED), ("TERMINATED", Phase.TERMINATED), ("PENDING", Phase.FAILED)],
+)
+def test_a_call_that_ends_between_the_two_requests_has_the_end_of_the_graph(word, phase):
+    look = looking_at(ImportError("No module named 'atoll'"), "PENDING", word).look("fc-1")
+    assert (look.phase, look.message) == (phase, "No module named 'atoll'")
