@@ -362,14 +362,14 @@ class Cancel(NamedTuple):
 def record_cancel(store: Store, run_id: str, cancel: Cancel, *, launch: int = 1) -> None:
     """Record the cancellation and its reason, which the backend does not keep.
 
-    The first record counts, except that the stop of a run replaces the record that the run was abandoned.
+    The first record counts, except that the stop of a run and its abandonment replace each other.
     """
     key, record = RunKeys(run_id, launch).cancelled(), _encode({"at": time.time(), **cancel._asdict()})
     try:
         store.create(key, record)
     except KeyExists:
         found = read_cancel(store, run_id, launch=launch)
-        if found is not None and found.is_abandoned and not cancel.is_abandoned:
+        if found is not None and found.is_abandoned != cancel.is_abandoned:
             store.put(key, record)
 
 

@@ -9,12 +9,14 @@ import pytest
 
 import atoll
 from atoll import journal
-from atoll.errors import BackendUnavailable
+from atoll.errors import AtollError, BackendUnavailable, ConfigError
 from atoll.executors.local.executor import LocalExecutor
 from atoll.handle import RunHandle
 from atoll.status import ReplicaState
 
 HERE = "store"
+DOWN = BackendUnavailable("no answer", executor="local")
+NO_LOGIN = ConfigError("the file with the login is gone")
 
 
 @pytest.fixture
@@ -23,15 +25,15 @@ def run_id(cli) -> str:
 
 
 @contextmanager
-def gone(monkeypatch: pytest.MonkeyPatch, handle: RunHandle) -> Iterator[None]:
-    """The backend of this launch does not answer."""
+def gone(monkeypatch: pytest.MonkeyPatch, handle: RunHandle, error: AtollError = DOWN) -> Iterator[None]:
+    """The backend of this launch does not answer, or cannot be asked."""
     with monkeypatch.context() as patch:
         for name in ("status", "cancel"):
             real = getattr(LocalExecutor, name)
 
-            def call(self, found, *args, _real=real, _name=name):
+            def call(self, found, *args, _real=real):
                 if found == handle:
-                    raise BackendUnavailable("no answer", executor="local", operation=_name)
+                    raise error
                 return _real(self, found, *args)
 
             patch.setattr(LocalExecutor, name, call)
@@ -75,9 +77,10 @@ def test_an_abandoned_run_is_lost_and_can_be_resumed_and_its_replicas_can_still_
     second.cancel()
 
 
-def test_an_abandoned_run_can_be_deleted(inside, run_id, monkeypatch):
+@pytest.mark.parametrize("error", [DOWN, NO_LOGIN], ids=["no answer", "no login"])
+def test_an_abandoned_run_can_be_deleted(inside, run_id, monkeypatch, error):
     run = atoll.attach(run_id)
-    with gone(monkeypatch, run.handle):
+    with gone(monkeypatch, run.handle, error):
         assert inside("cancel", run_id, "--abandon").code == 0
         done = inside("rm", run_id, "--yes", "--json")
         assert done.code == 0, done.stderr
@@ -103,10 +106,11 @@ def test_a_half_started_run_can_be_abandoned_and_resumed(cli, inside, run_id, mo
     with gone(monkeypatch, lost):
         assert inside("cancel", run_id, "--abandon").code == 0
         assert {r["state"] for r in inside("status", run_id, "--json").data["replicas"]} == {"lost"}
-        (cli.folder / "go").touch()
-        done = inside("resume", run_id, "--json")
+        done = inside("resume", run_id, "--detach", "--arg", f"gate={cli.folder / 'never'}", "--json")
         assert done.code == 0, done.stderr
         assert done.data["launch"] == 3
+        assert inside("cancel", run_id, "--json").code == 0  # the launch before is still gone
+    assert atoll.attach(run_id).status().state is ReplicaState.CANCELLED
 
 
 def test_single_ranks_cannot_be_abandoned(inside, run_id):

@@ -14,7 +14,7 @@ from atoll._threads import Unanswered, answer_within
 from atoll.errors import AtollError, BackendError, ConfigError, RunNotFound, StoreError, StoreUnavailable
 from atoll.executors.base import Executor, ranks_to_stop
 from atoll.handle import RunHandle
-from atoll.journal import Cancel, Launch, RankCancel
+from atoll.journal import Cancel, RankCancel
 from atoll.result import ranks_text
 from atoll.runs.restarts import could_grow
 from atoll.runs.start import planned_handle
@@ -46,8 +46,9 @@ class Stopped:
     def warning(self) -> str:
         """What the missing stop or the missing record means; empty if nothing is missing."""
         if self.left_running is not None:
+            why = self.left_running.message.rstrip(".")
             return (
-                f"the run is abandoned: {self.left_running.message}. Replicas that still run go on, and may cost "
+                f"the run is abandoned: {why}. Replicas that still run go on, and may cost "
                 "money, until their time limit; when the backend answers again, cancel the run again, or `sweep` it"
             )
         if self.record_error is None:
@@ -68,24 +69,28 @@ class Cancellation:
         self._run, self._known, self._why = run, handle, why
         self._executor = run.executor
         self._store = with_retry_timeout(run.store, STATUS_TIMEOUT_S)
+        self._before: RunStatus | None = None
 
     def carry_out(self, ranks: Sequence[int] | None = None, *, abandon: bool = False) -> Stopped:
         """Stop every replica, or these ranks, and record that; see `Run.cancel`."""
         if abandon and ranks is not None:
             raise ConfigError("a run can only be abandoned as a whole, not single ranks", reason="abandon_ranks")
-        handle, is_started = self._handle_to_stop()
-        chosen = ranks_to_stop(self._executor, handle, ranks)
-        before = status_or_none(self._executor, handle)
-        if len(chosen) < handle.replicas:
-            return self._cancel_ranks(handle, chosen, before, is_started)
-        log.info("run %s: stop %s", self._run.id, handle)
         try:
-            self._executor.cancel(handle)
-            self._stop_earlier_launches()
+            return self._stop(ranks)
         except (BackendError, ConfigError) as exc:
             if not abandon:
                 raise
-            return self._abandon(before, exc)
+            return self._abandon(exc)
+
+    def _stop(self, ranks: Sequence[int] | None) -> Stopped:
+        handle, is_started = self._handle_to_stop()
+        chosen = ranks_to_stop(self._executor, handle, ranks)
+        self._before = before = status_or_none(self._executor, handle)
+        if len(chosen) < handle.replicas:
+            return self._cancel_ranks(handle, chosen, before, is_started)
+        log.info("run %s: stop %s", self._run.id, handle)
+        self._executor.cancel(handle)
+        self._stop_earlier_launches()
         may_grow = could_grow(self._run.spec, self._executor)
         if before is not None and before.is_terminal and is_started and not (may_grow and any(before.failures())):
             return Stopped(before)
@@ -100,16 +105,19 @@ class Cancellation:
             self._executor.cancel(handle)
         return Stopped(before, error)
 
-    def _abandon(self, before: RunStatus | None, problem: AtollError) -> Stopped:
+    def _abandon(self, problem: AtollError) -> Stopped:
         """Record the cancellation although replicas may still run. Raises `problem` if the store does not answer."""
         log.warning("run %s is abandoned: %s", self._run.id, problem.message)
-        cancel = Cancel(f"abandoned: {problem.message}", is_abandoned=True)
-        error = self._record_error(
-            partial(journal.record_cancel, self._store, self._run.id, cancel, launch=self._run.launch)
-        )
-        if error is not None:
+        if self._record_error(partial(self._record_abandoned, problem)) is not None:
             raise problem
-        return Stopped(before, left_running=problem)
+        return Stopped(self._before, left_running=problem)
+
+    def _record_abandoned(self, problem: AtollError) -> None:
+        """Record that the run was abandoned, unless an earlier record of its stop is enough for it to be over."""
+        found = journal.read_cancel(self._store, self._run.id, launch=self._run.launch)
+        if found is None or could_grow(self._run.spec, self._executor):
+            cancel = Cancel(f"abandoned: {problem.message}", is_abandoned=True)
+            journal.record_cancel(self._store, self._run.id, cancel, launch=self._run.launch)
 
     def _cancel_ranks(
         self, handle: RunHandle, ranks: Sequence[int], before: RunStatus | None, is_started: bool
@@ -167,23 +175,27 @@ class Cancellation:
         """Stop what undone launches may have left; a store that does not answer leaves that to `sweep`.
 
         A launch that was started was over when the run was resumed, perhaps because its machines were lost: it is
-        stopped where its backend answers.
+        stopped where its backend answers, and so is one that was abandoned.
         """
         for number in range(1, self._run.launch):
             with suppress(StoreError, Unanswered):
-                launch, handle = answer_within(RECORD_TIMEOUT_S, partial(self._earlier, number))
+                handle, has_to_be_stopped = answer_within(RECORD_TIMEOUT_S, partial(self._earlier, number))
                 if handle is None or handle.executor != self._executor.name:
                     continue
                 try:
                     self._executor.cancel(handle)
                 except AtollError as exc:
-                    if launch.undone is not None:
+                    if has_to_be_stopped:
                         raise
                     log.info("run %s: launch %d was over, and is not stopped: %s", self._run.id, number, exc.message)
 
-    def _earlier(self, number: int) -> tuple[Launch, RunHandle | None]:
+    def _earlier(self, number: int) -> tuple[RunHandle | None, bool]:
+        """The handle of an earlier launch, and whether it was undone, and not abandoned."""
         launch = journal.launch_at(self._store, self._run.id, number)
-        return launch, journal.handle_to_stop(self._store, self._run.id, number)
+        cancel = journal.read_cancel(self._store, self._run.id, launch=number)
+        is_abandoned = cancel is not None and cancel.is_abandoned
+        handle = journal.handle_to_stop(self._store, self._run.id, number)
+        return handle, launch.undone is not None and not is_abandoned
 
     def _intended(self) -> RunHandle | None:
         """The handle of a launch that is not finished. Intents of earlier versions have none: plan it again."""
@@ -198,7 +210,7 @@ class Cancellation:
 def status_or_none(executor: Executor, handle: RunHandle) -> RunStatus | None:
     try:
         return executor.status(handle)
-    except BackendError as exc:
+    except (BackendError, ConfigError) as exc:
         log.debug("no status of %s before it is stopped: %s", handle, exc.message)
         return None
 

@@ -188,6 +188,20 @@ def test_a_run_whose_part_is_gone_is_abandoned_and_the_other_part_is_stopped(max
     assert gone.stopped == [None]
 
 
+def test_a_cancelled_run_with_restarts_can_be_abandoned() -> None:
+    """A process that waits could have started replicas after the stop, so its record alone does not make it over."""
+    gone, other = Place("one"), Place("two")
+    executor, handle = several(gone, other)
+    placement = Placement(replicas=4, max_restarts=1, parts=(Part("one", 2), Part("two", 2)))
+    store = open_store("memory://cancelled-then-abandoned")
+    journal.record_cancel(store, "exp", journal.Cancel("on request"))
+    run = Run(RunSpec("exp", Task("train:main"), placement), executor, store, handle)
+    gone.error = DOWN
+    assert not run.status().is_terminal
+    run.cancel(abandon=True)
+    assert run.status().is_terminal
+
+
 @pytest.mark.parametrize("error", [DOWN, ConfigError("the store cannot be opened here")])
 def test_a_cancel_stops_the_other_parts(error: AtollError) -> None:
     other = Place("two")
