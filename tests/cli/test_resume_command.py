@@ -74,6 +74,20 @@ def test_another_number_of_replicas_is_refused_with_the_way_to_get_it(cli, insid
     assert journal.newest_launch(run.store, run_id).number == 1
 
 
+def test_an_argument_that_the_sent_code_does_not_take_is_refused(cli, inside):
+    """Every later launch would have the argument, too."""
+    source = cli.folder / "sent"
+    source.mkdir()
+    (source / "own.py").write_text("def f(ctx, *, steps=1):\n    return steps\n")
+    run_id = ended(cli, "sent", "own:f", "--workspace", source)
+    done = inside("resume", run_id, "--arg", "stpes=2", "--json")
+    assert done.code == 2
+    assert "takes no argument `stpes`, did you mean `steps`?" in done.error["message"]
+    assert journal.newest_launch(atoll.attach(run_id).store, run_id).number == 1
+    assert cli("resume", run_id, "--arg", "steps=2").code == 0
+    assert atoll.attach(run_id).result().values == [2, 2]
+
+
 def test_changed_code_is_listed_by_file_and_needs_consent(cli, inside):
     (cli.folder / "helper.py").write_text("value = 1\n")
     (cli.folder / "own.py").write_text("import helper\ndef f(ctx):\n    return helper.value\n")

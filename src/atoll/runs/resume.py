@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll import journal, registry
@@ -18,11 +20,13 @@ from atoll.errors import ConfigError, Conflict, InvalidSpec, Problems, RunNotFou
 from atoll.executors.base import Executor
 from atoll.journal import Launch
 from atoll.runs.code_files import code_differences, with_files
+from atoll.runs.entry_check import check_sent
 from atoll.runs.over import check_is_over
 from atoll.runs.parts import TABLES, On, added, backend_for
 from atoll.runs.prepare import Draft, bundle_of, check_entry, resumed_run
 from atoll.runs.start import check_not_deleted, check_not_pruned, start_resume
-from atoll.spec import Code, Placement, RunSpec
+from atoll.spec import Code, Placement, RunSpec, Task
+from atoll.stores.base import Store
 
 if TYPE_CHECKING:
     from atoll.runs.run import Run
@@ -112,9 +116,22 @@ def _draft(
     task = replace(before.task, args={**before.task.args, **args}, code=code)
     spec = RunSpec(run.id, task, _placement(run.id, before.placement, placement))
     check_entry(task, folder)
+    if args and folder is None and code.digest is not None:
+        _check_sent(task, code.digest, run.store)
     differences = code_differences(before.task, task, folder, run.store, bundle)
     plan = executor.plan(RunContext(run.id, run.store.uri, number), spec.placement)
     return Draft(spec, executor, run.store, plan, bundle), differences
+
+
+def _check_sent(task: Task, digest: str, store: Store) -> None:
+    """Raise `InvalidSpec` if the arguments do not fit the code that an earlier launch has sent.
+
+    Every later launch would have them, too.
+    """
+    from atoll.bundle import fetch_and_unpack
+
+    with tempfile.TemporaryDirectory(prefix="atoll-") as place:
+        check_sent(task, str(fetch_and_unpack(store, digest, Path(place))))
 
 
 def _backend(
