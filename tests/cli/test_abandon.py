@@ -88,6 +88,17 @@ def test_an_abandoned_run_can_be_deleted(inside, run_id, monkeypatch, error):
     LocalExecutor().cancel(run.handle)
 
 
+def test_waiting_for_an_abandoned_run_ends_at_once(inside, run_id, monkeypatch):
+    run = atoll.attach(run_id)
+    with gone(monkeypatch, run.handle, NO_LOGIN):
+        assert inside("wait", run_id).code == 2
+        assert inside("cancel", run_id, "--abandon").code == 0
+        done = inside("wait", run_id, "--json")
+        assert (done.code, done.data["state"]) == (1, "lost")
+        assert inside("status", run_id, "--watch").code == 0
+    run.cancel()
+
+
 def test_a_run_that_can_be_stopped_is_not_abandoned(inside, run_id):
     done = inside("cancel", run_id, "--abandon", "--json")
     (row,) = done.data["runs"]

@@ -370,8 +370,6 @@ class Run:
         yield from self.executor.attempt_logs(self.handle, rank, attempt, tail=tail)
 
     def _backend_status(self) -> RunStatus:
-        if self._watch is not None:
-            return self._watch.status()
         if self._handle is not None:
             return self._status_of(self._handle)
         replicas = self.spec.placement.replicas
@@ -399,17 +397,26 @@ class Run:
         """The backend's status. If it cannot be asked and the store has the end of every rank, or of the run by a
         cancellation, all are LOST there.
 
-        A `StoreReader` then also knows ranks that have not ended.
+        A `StoreReader` then also knows ranks that have not ended; a process that waits asks the backend again instead.
         """
         try:
-            return self.executor.status(handle)
+            return self.executor.status(handle) if self._watch is None else self._watch.status()
         except (BackendError, ConfigError) as exc:
-            if not self._ended_in_store() and not self._is_stopped():
-                if isinstance(exc, BackendError) and isinstance(self.executor, StoreReader):
+            if not self._is_over_in_store():
+                is_waiting = self._watch is not None
+                if isinstance(exc, BackendError) and isinstance(self.executor, StoreReader) and not is_waiting:
                     return self.executor.stored_status(handle, exc.message)
                 raise
             log.warning("run %s: read from the store alone: %s", self.id, exc.message)
             return RunStatus.lost(handle.replicas, exc.message)
+
+    def _is_over_in_store(self) -> bool:
+        """Whether the store has the end of every rank, or of the run. False if the store does not answer either."""
+        try:
+            return self._ended_in_store() or self._is_stopped()
+        except StoreError as exc:
+            log.debug("run %s: the store does not say whether it is over: %s", self.id, exc.message)
+            return False
 
     def _ended_in_store(self) -> bool:
         """Whether every rank has written an outcome that no restart follows."""
