@@ -53,7 +53,7 @@ class Reason(StrEnum):
     BACKEND = "backend"
     """The service itself failed."""
     NO_ANSWER = "no_answer"
-    """The service of this part of the run does not answer; the state is what the store shows."""
+    """The host or the service of this replica does not answer; the state is what the store shows."""
 
 
 ON_REQUEST = "cancelled on request"

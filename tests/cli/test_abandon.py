@@ -9,7 +9,7 @@ import pytest
 
 import atoll
 from atoll import journal
-from atoll.errors import AtollError, BackendUnavailable, ConfigError
+from atoll.errors import AtollError, BackendUnavailable, ConfigError, StopFailed
 from atoll.executors.local.executor import LocalExecutor
 from atoll.handle import RunHandle
 from atoll.status import ReplicaState
@@ -25,10 +25,10 @@ def run_id(cli) -> str:
 
 
 @contextmanager
-def gone(monkeypatch: pytest.MonkeyPatch, handle: RunHandle, error: AtollError = DOWN) -> Iterator[None]:
-    """The backend of this launch does not answer, or cannot be asked."""
+def gone(monkeypatch: pytest.MonkeyPatch, handle: RunHandle, error: AtollError = DOWN, *calls: str) -> Iterator[None]:
+    """The backend of this launch does not answer, or cannot be asked; or only these calls fail."""
     with monkeypatch.context() as patch:
-        for name in ("status", "cancel"):
+        for name in calls or ("status", "cancel"):
             real = getattr(LocalExecutor, name)
 
             def call(self, found, *args, _real=real):
@@ -122,6 +122,16 @@ def test_a_half_started_run_can_be_abandoned_and_resumed(cli, inside, run_id, mo
         assert done.data["launch"] == 3
         assert inside("cancel", run_id, "--json").code == 0  # the launch before is still gone
     assert atoll.attach(run_id).status().state is ReplicaState.CANCELLED
+
+
+def test_a_run_that_the_backend_shows_is_not_over_although_it_cannot_be_stopped(inside, run_id, monkeypatch):
+    refusal = StopFailed(f"run `{run_id}`", {"rank 0": "its node is lost"}, executor="local")
+    with gone(monkeypatch, atoll.attach(run_id).handle, refusal, "cancel"):
+        done = inside("cancel", run_id, "--abandon", "--json")
+        assert (done.code, done.data["runs"][0]["state"]) == (0, "running")
+        assert "does not count as over" in inside("cancel", run_id, "--abandon").stderr
+        assert inside("resume", run_id, "--detach").code == 2
+    atoll.attach(run_id).cancel()
 
 
 def test_single_ranks_cannot_be_abandoned(inside, run_id):

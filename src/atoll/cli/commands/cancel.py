@@ -82,6 +82,8 @@ def _cancel(out: Output, name: str, store: str | None, rank: str | None, *, aban
         out.say(others)
     if stopped.warning:
         out.say(f"warning: {stopped.warning}", "warn")
+    if stopped.left_running is not None and after is not None and not after.is_terminal:
+        out.say("warning: its backend answers and says that replicas run, so the run does not count as over", "warn")
     return {
         "run_id": run.id,
         **({} if chosen is None else {"ranks": chosen}),

@@ -137,13 +137,13 @@ def _row(store: Store, block: Block, rank: int, outcome: ReplicaOutcome | None, 
     except KeyNotFound:
         return _unknown(rank, block, problem)
     attempt = int(beat.get("attempt", 0))
-    return replace(_unknown(rank, block, problem), state=ReplicaState.RUNNING, reason=Reason.OK, attempt=attempt)
+    return replace(_unknown(rank, block, problem), state=ReplicaState.RUNNING, attempt=attempt)
 
 
 def _unknown(rank: int, block: Block, problem: str) -> ReplicaStatus:
     """A rank that has not ended, as far as the store knows."""
     host, progress = str(block.host), Progress(problem=problem)
-    return ReplicaStatus(rank, ReplicaState.PENDING, Reason.STARTING, problem, host=host, progress=progress)
+    return ReplicaStatus(rank, ReplicaState.PENDING, Reason.NO_ANSWER, problem, host=host, progress=progress)
 
 
 def _json(store: Store, key: str) -> dict[str, Any]:

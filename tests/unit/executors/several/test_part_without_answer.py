@@ -10,7 +10,7 @@ import pytest
 
 from atoll import journal
 from atoll.context import RunContext
-from atoll.errors import AtollError, BackendUnavailable, ConfigError, StopFailed
+from atoll.errors import AtollError, BackendUnavailable, ConfigError, Conflict, StopFailed
 from atoll.executors.base import Capabilities, Plan, StoreReader
 from atoll.executors.several.executor import SeveralExecutor
 from atoll.executors.several.parts import joined_handle
@@ -18,6 +18,7 @@ from atoll.handle import RunHandle
 from atoll.keys import RunKeys
 from atoll.registry import open_store
 from atoll.result import ReplicaOutcome
+from atoll.runs.over import check_is_over
 from atoll.runs.run import Run
 from atoll.spec import Part, Placement, RunSpec, Task
 from atoll.status import Progress, Reason, ReplicaState, ReplicaStatus, RunStatus
@@ -197,7 +198,9 @@ def test_a_cancelled_run_with_restarts_can_be_abandoned() -> None:
     journal.record_cancel(store, "exp", journal.Cancel("on request"))
     run = Run(RunSpec("exp", Task("train:main"), placement), executor, store, handle)
     gone.error = DOWN
-    assert not run.status().is_terminal
+    with pytest.raises(Conflict) as caught:
+        check_is_over(run, "wait")
+    assert caught.value.hint.startswith("wait; if the backend is gone for good, `atoll cancel exp --abandon`")
     run.cancel(abandon=True)
     assert run.status().is_terminal
 

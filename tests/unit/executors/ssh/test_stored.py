@@ -15,9 +15,11 @@ from atoll.executors.ssh.executor import SshExecutor
 from atoll.executors.ssh.hosts import Host
 from atoll.executors.ssh.request import Block, blocks_of
 from atoll.executors.ssh.stored import stop_through_store, stored_rows
+from atoll.handle import RunHandle
 from atoll.keys import RunKeys
+from atoll.runs.run import Run
 from atoll.spec import RunSpec
-from atoll.status import ReplicaState
+from atoll.status import Reason, ReplicaState, ReplicaStatus
 from atoll.testing.fakes import FakeClock
 
 SILENT = "host `b` cannot be reached"
@@ -98,3 +100,26 @@ def test_a_stop_is_requested_through_the_store_while_ssh_is_tried_again(blocks, 
     monkeypatch.setattr(executor._hosts, "call", call)
     executor._stop(block, [0, 1, 2])
     assert journal.read_stops(store, "exp", launch=1) == {6}
+
+
+def test_a_host_that_is_gone_is_lost_when_the_run_was_abandoned(monkeypatch) -> None:
+    """The other host answers, so the status does not come from the store alone."""
+    uri = f"memory://{uuid.uuid4().hex}"
+    spec, executor = RunSpec.build("m:f", run_id="exp", replicas=2), SshExecutor(hosts=["a", "b"])
+    store, handle = registry.open_store(uri), RunHandle("ssh", "a,b", f"1/exp/{uri}", 2)
+    journal.record_run(store, spec, executor="ssh")
+    store.put(RunKeys("exp").beat(1), json.dumps({"attempt": 0, "beat_at": 5.0}).encode())
+
+    def status(block: Block) -> list[ReplicaStatus]:
+        if str(block.host) == "b":
+            raise BackendUnavailable(SILENT, executor="ssh")
+        return [ReplicaStatus(0, ReplicaState.CANCELLED, Reason.CANCELLED, "")]
+
+    monkeypatch.setattr(executor, "_block_status", status)
+    run = Run(spec, executor, store, handle)
+    assert [(row.state, row.reason) for row in run.status().replicas] == [
+        (ReplicaState.CANCELLED, Reason.CANCELLED),
+        (ReplicaState.RUNNING, Reason.NO_ANSWER),
+    ]
+    journal.record_cancel(store, "exp", journal.Cancel("abandoned", is_abandoned=True))
+    assert [row.state for row in run.status().replicas] == [ReplicaState.CANCELLED, ReplicaState.LOST]
