@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,4 @@ def shown(lines: Iterable[str], *, until: datetime | None, has_times: bool) -> I
 
 def split(text: str) -> Iterator[str]:
     """Lines of a text; only a line feed ends a line, so that progress bars stay whole."""
-    while text:
-        line, feed, text = text.partition("\n")
-        yield line + feed
+    return io.StringIO(text, newline="\n")

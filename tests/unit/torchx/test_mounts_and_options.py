@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -156,3 +157,10 @@ def test_lines_end_with_a_line_feed_and_may_lose_their_times():
     until = datetime(2026, 11, 18, 12, 0, 1, tzinfo=UTC)
     assert list(shown(lines, until=until, has_times=False)) == ["one\n"]
     assert list(split("a\r50%\rb\nc")) == ["a\r50%\rb\n", "c"]
+
+
+def test_a_log_of_many_lines_is_split_in_one_pass():
+    text = "x" * 39 + "\n"
+    started = time.process_time()
+    assert sum(1 for _ in split(text * 100_000)) == 100_000
+    assert time.process_time() - started < 2.0
