@@ -199,9 +199,9 @@ def _running(
             more = "the controller starts the app again" if left is None else f"{left} restarts left"
             return AppState.RUNNING, f"{text}; {more}"
         return AppState.FAILED, text
-    if any(each.state in (ReplicaState.RUNNING, ReplicaState.SUCCEEDED) for each in replicas):
-        return AppState.RUNNING, _wrapper_message(wrapper, AppState.RUNNING)
     waiting = [each for each in replicas if each.state is ReplicaState.PENDING]
+    if any(each.state in (ReplicaState.RUNNING, ReplicaState.SUCCEEDED) for each in replicas):
+        return AppState.RUNNING, _wrapper_message(wrapper, AppState.RUNNING) or _first_message(waiting)
     return AppState.PENDING, _first_message(waiting) or "dispatched; no pod runs yet"
 
 

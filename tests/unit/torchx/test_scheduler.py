@@ -481,6 +481,17 @@ def test_pending_pods_say_why(connect):
     assert "0/3 nodes" in found.msg
 
 
+def test_a_running_app_says_why_a_replica_does_not_run(connect):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(role("a", 2)), phase="Running")
+    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}]
+    cluster.pods = [pod("a", 0, is_job=True), pod("a", 1, "Pending", is_job=True, conditions=conditions)]
+    found = scheduler.describe("ns:fit-x")
+    assert found.state is AppState.RUNNING
+    assert found.msg.startswith("a[1]: ")
+    assert "0/3 nodes" in found.msg
+
+
 # ── list ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
