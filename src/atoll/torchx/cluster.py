@@ -48,16 +48,22 @@ class Cluster:
     def pods(self, namespace: str, name: str | None = None, role: str | None = None) -> list[Any] | None:
         """The pods of an app, of one of its roles, or of all apps, in one request; None if they cannot be read."""
         wanted = {MANAGED_BY: MANAGER} if name is None else {INSTANCE: name}
-        wanted |= {} if role is None else {ROLE_NAME: role}
-        selector = ",".join(f"{label}={value}" for label, value in wanted.items())
-        path = path_to("pods", namespace)
+        return self._labelled("pods", path_to("pods", namespace), wanted | ({} if role is None else {ROLE_NAME: role}))
+
+    def jobs(self, namespace: str, name: str | None = None) -> list[Any] | None:
+        """The Jobs of an app or of all apps, in one request; None if they cannot be read."""
+        wanted = {MANAGED_BY: MANAGER} if name is None else {INSTANCE: name}
+        return self._labelled("Jobs", path_to("jobs", namespace, api="/apis/batch/v1"), wanted)
+
+    def _labelled(self, what: str, path: str, labels: Mapping[str, str]) -> list[Any] | None:
+        selector = ",".join(f"{label}={value}" for label, value in labels.items())
         try:
-            answer = self.client.get(path, "pods", "status", query={"labelSelector": selector}, tries=2)
+            answer = self.client.get(path, what, "status", query={"labelSelector": selector}, tries=2)
         except AuthError as exc:
-            log.warning("the pods cannot be read, so that the state is only what the wrapper says: %s", exc.message)
+            log.warning("the %s cannot be read, so that the state is only what the wrapper says: %s", what, exc.message)
             return None
         except (BackendUnavailable, ConfigError) as exc:
-            log.debug("the pods cannot be read: %s", exc)
+            log.debug("the %s cannot be read: %s", what, exc)
             return None
         return list(answer.get("items") or [])
 

@@ -529,7 +529,9 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         namespace, name = split_app_id(app_id)
         cluster = self._cluster()
         queue = cluster.queue_state(wrapper) if status.needs_workload(wrapper) else None
-        found = status.reading(wrapper, cluster.pods(namespace, name) if wrapper else None, queue)
+        own = cluster.pods(namespace, name) if wrapper else None
+        jobs = cluster.jobs(namespace, name) if status.needs_jobs(wrapper, own) else None
+        found = status.reading(wrapper, own, queue, jobs)
         roles = get_role_information(_as_items(wrapper))
         statuses = {role: RoleStatus(role, []) for role in roles}
         for each in found.replicas:
@@ -551,9 +553,14 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         self._use_context(options.context)
         namespace = (cfg or {}).get("namespace") or self._own_namespace()
         found = [item for item in self._listed(namespace) if options.all_apps or status.is_of_torchx(item)]
-        pods = self._cluster().pods(namespace) if any(map(status.needs_pods, found)) else None
+        cluster = self._cluster()
+        pods = cluster.pods(namespace) if any(map(status.needs_pods, found)) else None
+        needs_jobs = any(status.needs_jobs(item, status.of_app(item, pods)) for item in found)
+        jobs = cluster.jobs(namespace) if needs_jobs else None
         return [
-            ListAppResponse(app_id=f"{namespace}:{item['metadata']['name']}", state=status.listed_state(item, pods))
+            ListAppResponse(
+                app_id=f"{namespace}:{item['metadata']['name']}", state=status.listed_state(item, pods, jobs)
+            )
             for item in found
         ]
 

@@ -83,9 +83,13 @@ class AppReading:
 
 
 def reading(
-    wrapper: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None, queue: QueueState | None = None
+    wrapper: Mapping[str, Any],
+    pods: Sequence[Mapping[str, Any]] | None,
+    queue: QueueState | None = None,
+    jobs: Sequence[Mapping[str, Any]] | None = None,
 ) -> AppReading:
-    """The state of an app. `pods` is None if they cannot be read; `queue` is what Kueue says, if it holds the app."""
+    """The state of an app. `pods` is None if they cannot be read; `queue` is what Kueue says, if it holds the app;
+    `jobs` are those of the app, if `needs_jobs` wants them."""
     shapes = role_sizes(wrapper)
     if pods is None:
         replicas = _counted(wrapper, shapes)
@@ -94,6 +98,8 @@ def reading(
         ids = [(role, index) for role, size in shapes.items() for index in range(size)]
         replicas = tuple(_replica(role, index, newest.get((role, index))) for role, index in ids)
     state, message = _state(wrapper, replicas, is_seen=pods is not None)
+    if state in (AppState.PENDING, AppState.RUNNING, AppState.SUCCEEDED) and (why := _failed_job(jobs or ())):
+        state, message = AppState.FAILED, why
     if queue is not None and state is AppState.PENDING:
         message = queue.message
         if queue.state is atoll_status.ReplicaState.FAILED:
@@ -152,16 +158,46 @@ def needs_workload(wrapper: Mapping[str, Any]) -> bool:
 
 
 def needs_pods(wrapper: Mapping[str, Any]) -> bool:
-    """Whether only the pods can say that the app has ended: MCAD calls it Running for ever."""
-    return (wrapper.get("status") or {}).get("state") == "Running" and bool(role_sizes(wrapper))
+    """Whether only the pods can say how the app has ended: MCAD calls it Running for ever, or Completed also after a
+    failure."""
+    state = (wrapper.get("status") or {}).get("state")
+    return (state == "Running" and bool(role_sizes(wrapper))) or (state == "Completed" and bool(_in_place(wrapper)))
 
 
-def listed_state(wrapper: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None) -> AppState:
-    """The state of an app in a list. `pods` are those of all apps; None if they cannot be read."""
+def needs_jobs(wrapper: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Whether only the Jobs can say that the app has failed: a Job whose containers restart in place deletes its pods
+    when it gives up, and MCAD does not say that."""
+    state = (wrapper.get("status") or {}).get("state")
+    if pods is None or state not in ("Running", "Completed"):
+        return False
+    there, sizes = newest_pods(pods), role_sizes(wrapper)
+    return any((role, index) not in there for role in _in_place(wrapper) for index in range(sizes[role]))
+
+
+def _in_place(wrapper: Mapping[str, Any]) -> list[str]:
+    """The roles whose containers restart in place."""
+    jobs = [each for each in components_of(wrapper) if each.get("kind") == "Job" and role_of(each) is not None]
+    pods = [((each.get("spec") or {}).get("template") or {}).get("spec") or {} for each in jobs]
+    return [str(role_of(job)) for job, pod in zip(jobs, pods, strict=True) if pod.get("restartPolicy") == "OnFailure"]
+
+
+def listed_state(
+    wrapper: Mapping[str, Any],
+    pods: Sequence[Mapping[str, Any]] | None,
+    jobs: Sequence[Mapping[str, Any]] | None = None,
+) -> AppState:
+    """The state of an app in a list. `pods` and `jobs` are those of all apps; None if they cannot be read."""
     if pods is None or not needs_pods(wrapper):
         return wrapper_state(wrapper)
+    return reading(wrapper, of_app(wrapper, pods), jobs=of_app(wrapper, jobs)).state
+
+
+def of_app(wrapper: Mapping[str, Any], things: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
+    """The pods or Jobs of this app among those of a namespace."""
+    if things is None:
+        return None
     name = wrapper["metadata"]["name"]
-    return reading(wrapper, [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(INSTANCE) == name]).state
+    return [each for each in things if (each["metadata"].get("labels") or {}).get(INSTANCE) == name]
 
 
 def tasks_description(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,8 +286,18 @@ def _replica(role: str, index: int, pod: Mapping[str, Any] | None) -> Replica:
     return Replica(role, index, _OF_POD[found.state], host, found.message)
 
 
-def role_of(pod: Mapping[str, Any]) -> str | None:
-    return (pod["metadata"].get("labels") or {}).get(ROLE_NAME)
+def _failed_job(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """Why the first of the Jobs that have failed did; empty if none has."""
+    for job in jobs:
+        failed = kube_pods.condition(job.get("status") or {}, "Failed")
+        if failed.get("status") == "True":
+            return f"{role_of(job)}: {_told({**failed, 'type': 'the Job has failed'})}"
+    return ""
+
+
+def role_of(thing: Mapping[str, Any]) -> str | None:
+    """The role of a pod or a Job."""
+    return ((thing.get("metadata") or {}).get("labels") or {}).get(ROLE_NAME)
 
 
 def replica_of(pod: Mapping[str, Any]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import warnings
@@ -30,6 +31,7 @@ class FakeCluster:
         self.api, self.dialects = api, dialects or (V1BETA2,)
         self.wrappers: dict[str, dict] = {}
         self.pods: list[dict] = []
+        self.jobs: list[dict] = []
         self.workloads: list[dict] = []
         self.logs: dict[str, str] = {}
         self.refused: dict[str, Reply] = {}
@@ -58,7 +60,8 @@ class FakeCluster:
             text = self.logs.get(name.partition("/")[0])
             return failure(404, "NotFound") if text is None else Reply(pieces=[text.encode()])
         wanted = dict(each.split("=") for each in request.query["labelSelector"].split(","))
-        found = [p for p in self.pods if wanted.items() <= p["metadata"]["labels"].items()]
+        there = self.jobs if kind == "jobs" else self.pods
+        found = [p for p in there if wanted.items() <= p["metadata"]["labels"].items()]
         return Reply(body={"items": found})
 
     def _wrapper(self, request: Request, name: str) -> Reply:
@@ -405,6 +408,36 @@ def test_mcad_says_completed_also_for_a_failed_job(connect):
     found = scheduler.describe("ns:fit-x")
     assert found.state is AppState.SUCCEEDED
     assert set(replicas(found).values()) == {ReplicaState.SUCCEEDED}
+
+
+@pytest.mark.parametrize("word", ["Running", "Completed"])
+@pytest.mark.parametrize("verb", ["describe", "list"])
+def test_a_job_that_gave_up_in_place_restarts_fails_an_app_of_mcad(connect, word, verb):
+    """Such a Job deletes its pods, and MCAD says Completed also then."""
+    cluster, scheduler = connect(V1BETA1)
+    resource = made(role("a", 2, max_retries=1, retry_policy=specs.RetryPolicy.REPLICA), role("b"), dialect=V1BETA1)
+    cluster.add(resource, state=word)
+    labels = {"app.kubernetes.io/managed-by": "torchx.pytorch.org"}
+    cluster.pods = [pod("b", 0, "Succeeded", is_job=True, exit_code=0)]
+    cluster.pods[0]["metadata"]["labels"] |= labels
+    items = resource["spec"]["resources"]["GenericItems"]
+    cluster.jobs = [copy.deepcopy(item["generictemplate"]) for item in items[:2]]
+    reason = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
+    cluster.jobs[0]["status"] = {"conditions": [{"type": "Failed", "status": "True", **reason}]}
+
+    def state() -> AppState:
+        return scheduler.describe("ns:fit-x").state if verb == "describe" else scheduler.list()[0].state
+
+    assert state() is AppState.FAILED
+    assert "BackoffLimitExceeded" in scheduler.describe("ns:fit-x").msg
+    del cluster.jobs[0]["status"]
+    assert state() is (AppState.RUNNING if word == "Running" else AppState.SUCCEEDED)
+    cluster.api.requests.clear()
+    cluster.pods += [pod("a", index, "Succeeded", is_job=True, exit_code=0) for index in range(2)]
+    for each in cluster.pods:
+        each["metadata"]["labels"] |= labels
+    assert state() is AppState.SUCCEEDED
+    assert not any("/jobs" in call for call in cluster.calls)
 
 
 def test_mcad_running_without_pods_is_pending(connect):
