@@ -38,14 +38,14 @@ from atoll.kube.connection import Connection
 from atoll.kube.kueue import queue_of, workloads_path
 from atoll.kube.logs import Seen, follow_lines
 from atoll.kube.pod_state import age_key
-from atoll.torchx import container, names, pods, status, wrapping
+from atoll.torchx import container, names, pods, status
 from atoll.torchx.cluster import Cluster
 from atoll.torchx.describing import get_role_information
 from atoll.torchx.logs import shown, since_seconds, split
 from atoll.torchx.models import model_of, plain, service_of
 from atoll.torchx.names import cleanup_str, label_value, split_app_id
 from atoll.torchx.options import DIALECTS, LEGACY, V1BETA1, V1BETA2, Options, option_type
-from atoll.torchx.problems import InvalidApp, app_problems, check_app, check_resource
+from atoll.torchx.problems import InvalidApp, checked_wrapper, problems_of, raise_problems
 from atoll.torchx.resources import RESERVED_MEMMB, RESERVED_MILLICPU
 from atoll.torchx.service import service_manifest
 from atoll.torchx.status import STATES as JOB_STATE
@@ -217,9 +217,7 @@ def app_to_resource(
 
 def _resource(app: AppDef, app_id: str, options: Options, dialect: str) -> dict[str, Any]:
     """The checked AppWrapper; in the layout `pods`, its pods and its Service are models of the client."""
-    check_app(app, app_id, options, dialect)
-    made = wrapping.wrapper(app, app_id, options, dialect, torchx.__version__)
-    check_resource(app, made, options)
+    made = checked_wrapper(app, app_id, options, dialect, torchx.__version__)
     if options.layout == "pods":
         items = made["spec"].get("components") or made["spec"]["resources"]["GenericItems"]
         key = "template" if dialect == V1BETA2 else "generictemplate"
@@ -395,10 +393,11 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
     def _checked_dialect(self, app: AppDef, app_id: str, options: Options) -> str:
         """The dialect of a new app. An app that no dialect can run is refused before the cluster is asked."""
         dialect = options.wanted_dialect or self._dialect
-        if dialect is None and all(any(app_problems(app, app_id, options, each)) for each in DIALECTS):
+        version = torchx.__version__
+        if dialect is None and all(any(problems_of(app, app_id, options, each, version)) for each in DIALECTS):
             dialect = _default_dialect(options)
         dialect = dialect or self._dialect_for(options)
-        check_app(app, app_id, options, dialect)
+        raise_problems(app, list(problems_of(app, app_id, options, dialect, version)))
         return dialect
 
     def run_opts(self) -> runopts:

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torchx.specs import MISSING, RetryPolicy
@@ -30,7 +31,7 @@ from atoll.torchx.names import (
 from atoll.torchx.options import V1BETA2, Options, overlay_problems
 from atoll.torchx.pods import least_replicas
 from atoll.torchx.resources import resource_rules
-from atoll.torchx.wrapping import app_retries
+from atoll.torchx.wrapping import app_retries, wrapper
 
 MOST_BYTES = 1_400_000
 """etcd takes requests of 1.5 MiB; the controllers add a status."""
@@ -53,14 +54,24 @@ class InvalidApp(InvalidSpec, ValueError):
     """An app that this scheduler cannot run; `problems` has one line for each reason."""
 
 
-def check_app(app: Any, app_id: str, options: Options, dialect: str) -> None:
-    """Raise `InvalidApp` with every problem of the app itself."""
-    raise_problems(app, list(app_problems(app, app_id, options, dialect)))
+def checked_wrapper(app: Any, app_id: str, options: Options, dialect: str, version: str) -> dict[str, Any]:
+    """The AppWrapper of an app. Raises `InvalidApp` with every reason why there is none."""
+    raise_problems(app, list(problems_of(app, app_id, options, dialect, version)))
+    return wrapper(app, app_id, options, dialect, version)
 
 
-def check_resource(app: Any, resource: Mapping[str, Any], options: Options) -> None:
-    """Raise `InvalidApp` with every problem of the built resource."""
-    raise_problems(app, list(resource_problems(resource, options)))
+def problems_of(app: Any, app_id: str, options: Options, dialect: str, version: str) -> Iterator[str]:
+    """Every problem of the app, and of the AppWrapper that is built of it."""
+    found = list(app_problems(app, app_id, options, dialect))
+    yield from found
+    if not found:
+        yield from resource_problems(wrapper(app, app_id, options, dialect, version), options)
+        return
+    made = None
+    with suppress(Exception):  # an app with problems cannot always be built
+        made = wrapper(app, app_id, options, dialect, version)
+    if made is not None:
+        yield from _size_problems(made, options)
 
 
 def raise_problems(app: Any, problems: list[str]) -> None:
@@ -170,14 +181,18 @@ def _dialect_problems(app: Any, options: Options, dialect: str) -> Iterator[str]
 
 def resource_problems(resource: Mapping[str, Any], options: Options) -> Iterator[str]:
     """What is wrong with the resource as it would be sent: its size, and overlays that change what we rely on."""
-    size = len(json.dumps(resource))
-    if size > MOST_BYTES:
-        more = "; use layout=jobs, whose size does not grow" if options.layout == "pods" else ""
-        yield f"the AppWrapper has {size} bytes, and at most {MOST_BYTES} can be stored{more}"
+    yield from _size_problems(resource, options)
     for each in components_of(resource):
         yield from _label_problems(each)
         if each["kind"] in ("Pod", "Job"):
             yield from _overlay_problems(each)
+
+
+def _size_problems(resource: Mapping[str, Any], options: Options) -> Iterator[str]:
+    size = len(json.dumps(resource))
+    if size > MOST_BYTES:
+        more = "; use layout=jobs, whose size does not grow" if options.layout == "pods" else ""
+        yield f"the AppWrapper has {size} bytes, and at most {MOST_BYTES} can be stored{more}"
 
 
 def _label_problems(made: Mapping[str, Any]) -> Iterator[str]:

@@ -10,17 +10,12 @@ from torchx import specs
 from atoll.kube.appwrapper import components_of
 from atoll.torchx.models import plain
 from atoll.torchx.options import LEGACY, V1BETA1, V1BETA2, Options
-from atoll.torchx.problems import InvalidApp, check_app, check_resource
-from atoll.torchx.wrapping import wrapper
+from atoll.torchx.problems import InvalidApp, checked_wrapper
 from torchx_apps import app, role
 
 
 def built(made, dialect=V1BETA2, **options):
-    given = Options(**{"namespace": "ns", **options})
-    check_app(made, "fit-x", given, dialect)
-    resource = wrapper(made, "fit-x", given, dialect, "1.0")
-    check_resource(made, resource, given)
-    return resource
+    return checked_wrapper(made, "fit-x", Options(**{"namespace": "ns", **options}), dialect, "1.0")
 
 
 def problems(made, dialect=V1BETA2, **options):

@@ -186,6 +186,19 @@ def test_an_app_that_no_dialect_can_run_is_refused_before_any_request(connect):
     assert cluster.calls == []
 
 
+@pytest.mark.parametrize("ports", [{}, {"not a port": 1}])
+@pytest.mark.parametrize(
+    ("layout", "changes"), [("jobs", {"env": {"LONG": "x" * 1_400_000}}), ("pods", {"replicas": 1500})]
+)
+def test_an_app_that_is_too_big_is_refused_before_any_request(connect, layout, changes, ports):
+    cluster, scheduler = connect(V1BETA1)
+    with pytest.raises(InvalidApp) as caught:
+        scheduler.submit_dryrun(app(role(port_map=ports, **changes)), {"layout": layout})
+    assert "bytes, and at most" in caught.value.problems[-1]
+    assert any("port_map" in each for each in caught.value.problems) == bool(ports)
+    assert cluster.calls == []
+
+
 @pytest.mark.parametrize(("layout", "replicas"), [("jobs", 1), ("pods", 9)])
 def test_the_check_before_a_build_is_that_of_the_dialect_of_the_cluster(connect, layout, replicas):
     given = {"layout": layout, "priority": 5}
