@@ -31,7 +31,7 @@ from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, ReplicaStatus, R
 from torchx.workspace.docker_workspace import DockerWorkspaceMixin
 
 from atoll._time import SYSTEM_CLOCK
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import AtollError, ConfigError, RunNotFound
 from atoll.kube.appwrapper import components_of
 from atoll.kube.client import path_to
 from atoll.kube.connection import Connection
@@ -720,16 +720,19 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
             is_over = all(map(_has_ended, found)) and (described is None or described.state in _TERMINAL)
             return Seen(found, is_over)
 
-        return follow_lines(
-            self._cluster().client,
-            namespace,
-            look,
-            tail=None,
-            clock=SYSTEM_CLOCK,
-            container_of=status.own_container,
-            since_s=age_s,
-            has_times=True,
-        )
+        try:
+            yield from follow_lines(
+                self._cluster().client,
+                namespace,
+                look,
+                tail=None,
+                clock=SYSTEM_CLOCK,
+                container_of=status.own_container,
+                since_s=age_s,
+                has_times=True,
+            )
+        except RunNotFound:
+            logger.warning("app `%s` has no log of replica %s of role `%s` any more", app_id, k, role_name)
 
 
 _TERMINAL = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)

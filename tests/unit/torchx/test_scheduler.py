@@ -753,6 +753,17 @@ def test_followed_logs_go_on_after_a_cut_and_end_with_the_app(connect):
     assert lines == ["2026-11-18T12:00:00Z one\n", "2026-11-18T12:00:01Z two\n"]
 
 
+def test_a_followed_log_that_is_gone_has_no_lines(connect, caplog):
+    """A Job that fails deletes the pods of the other replicas, and `torchx log -t` shows all replicas."""
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(role("a", 2)), phase="Failed")
+    cluster.pods = [pod("a", 1, "Failed", is_job=True, exit_code=3)]
+    cluster.logs["fit-x-1-abcde"] = "one\n"
+    assert list(scheduler.log_iter("ns:fit-x", "a", 0, should_tail=True)) == []
+    assert "no log of replica 0 of role `a`" in caplog.text
+    assert list(scheduler.log_iter("ns:fit-x", "a", 1, should_tail=True)) == ["one\n"]
+
+
 def test_only_the_combined_stream_exists(connect):
     _, scheduler = connect(V1BETA2)
     with pytest.raises(ValueError, match="COMBINED"):
