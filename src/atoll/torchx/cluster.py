@@ -45,21 +45,29 @@ class Cluster:
             self._served = [dialect for dialect in DIALECTS if dialect in found]
         return self._served
 
-    def pods(self, namespace: str, name: str | None = None, role: str | None = None) -> list[Any] | None:
-        """The pods of an app, of one of its roles, or of all apps, in one request; None if they cannot be read."""
+    def pods(
+        self, namespace: str, name: str | None = None, role: str | None = None, *, must_be_allowed: bool = False
+    ) -> list[Any] | None:
+        """The pods of an app, of one of its roles, or of all apps, in one request; None if they cannot be read.
+        Raises `AuthError` if they never can and `must_be_allowed`."""
         wanted = {MANAGED_BY: MANAGER} if name is None else {INSTANCE: name}
-        return self._labelled("pods", path_to("pods", namespace), wanted | ({} if role is None else {ROLE_NAME: role}))
+        wanted |= {} if role is None else {ROLE_NAME: role}
+        return self._labelled("pods", path_to("pods", namespace), wanted, must_be_allowed=must_be_allowed)
 
     def jobs(self, namespace: str, name: str | None = None) -> list[Any] | None:
         """The Jobs of an app or of all apps, in one request; None if they cannot be read."""
         wanted = {MANAGED_BY: MANAGER} if name is None else {INSTANCE: name}
         return self._labelled("Jobs", path_to("jobs", namespace, api="/apis/batch/v1"), wanted)
 
-    def _labelled(self, what: str, path: str, labels: Mapping[str, str]) -> list[Any] | None:
+    def _labelled(
+        self, what: str, path: str, labels: Mapping[str, str], *, must_be_allowed: bool = False
+    ) -> list[Any] | None:
         selector = ",".join(f"{label}={value}" for label, value in labels.items())
         try:
             answer = self.client.get(path, what, "status", query={"labelSelector": selector}, tries=2)
         except AuthError as exc:
+            if must_be_allowed:
+                raise
             log.warning("the %s cannot be read, so that the state is only what the wrapper says: %s", what, exc.message)
             return None
         except (BackendUnavailable, ConfigError) as exc:

@@ -31,7 +31,7 @@ from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, ReplicaStatus, R
 from torchx.workspace.docker_workspace import DockerWorkspaceMixin
 
 from atoll._time import SYSTEM_CLOCK
-from atoll.errors import AtollError, ConfigError, RunNotFound
+from atoll.errors import AtollError, AuthError, ConfigError, RunNotFound
 from atoll.kube.appwrapper import components_of
 from atoll.kube.client import path_to
 from atoll.kube.connection import Connection
@@ -682,9 +682,11 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         lines = shown(lines, until=until, has_times=self._log_timestamps)
         return filter_regex(regex, lines) if regex else lines
 
-    def _pods_of(self, namespace: str, name: str, role_name: str, k: int) -> Sequence[Any] | None:
+    def _pods_of(
+        self, namespace: str, name: str, role_name: str, k: int, *, must_be_allowed: bool = False
+    ) -> Sequence[Any] | None:
         """The pods of one replica, the oldest first; None if they cannot be read."""
-        found = self._cluster().pods(namespace, name, label_value(role_name))
+        found = self._cluster().pods(namespace, name, label_value(role_name), must_be_allowed=must_be_allowed)
         return None if found is None else sorted((p for p in found if status.replica_of(p) == k), key=age_key)
 
     def _printed(self, namespace: str, name: str, role_name: str, k: int, age_s: int | None) -> Iterable[str]:
@@ -715,7 +717,7 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         app_id = f"{namespace}:{name}"
 
         def look() -> Seen:
-            found = self._pods_of(namespace, name, role_name, k) or []
+            found = self._pods_of(namespace, name, role_name, k, must_be_allowed=True) or []
             described = self.describe(app_id) if all(map(_has_ended, found)) else None
             is_over = all(map(_has_ended, found)) and (described is None or described.state in _TERMINAL)
             return Seen(found, is_over)
@@ -731,6 +733,8 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
                 since_s=age_s,
                 has_times=True,
             )
+        except AuthError as exc:
+            raise ValueError(f"cannot follow the log of replica {k} of role `{role_name}`: {exc.message}") from exc
         except RunNotFound:
             logger.warning("app `%s` has no log of replica %s of role `%s` any more", app_id, k, role_name)
 

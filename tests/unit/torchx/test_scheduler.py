@@ -764,6 +764,14 @@ def test_a_followed_log_that_is_gone_has_no_lines(connect, caplog):
     assert list(scheduler.log_iter("ns:fit-x", "a", 1, should_tail=True)) == ["one\n"]
 
 
+def test_a_log_cannot_be_followed_without_access_to_pods(connect):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(role("a", 2)), phase="Running")
+    cluster.refused["/pods"] = failure(403, "Forbidden")
+    with pytest.raises(ValueError, match="cannot follow the log of replica 0"):
+        list(scheduler.log_iter("ns:fit-x", "a", 0, should_tail=True))
+
+
 def test_only_the_combined_stream_exists(connect):
     _, scheduler = connect(V1BETA2)
     with pytest.raises(ValueError, match="COMBINED"):
