@@ -552,10 +552,9 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         self._use_context(options.context)
         namespace = (cfg or {}).get("namespace") or self._own_namespace()
         found = [item for item in self._listed(namespace) if options.all_apps or status.is_of_torchx(item)]
-        cluster = self._cluster()
-        pods = cluster.pods(namespace) if any(map(status.needs_pods, found)) else None
+        pods = self._cluster().pods(namespace) if any(map(status.needs_pods, found)) else None
         needs_jobs = any(status.needs_jobs(item, status.of_app(item, pods)) for item in found)
-        jobs = cluster.jobs(namespace) if needs_jobs else None
+        jobs = self._cluster().jobs(namespace) if needs_jobs else None
         return [
             ListAppResponse(
                 app_id=f"{namespace}:{item['metadata']['name']}", state=status.listed_state(item, pods, jobs)
@@ -594,13 +593,14 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         return [item for items in found.values() for item in items]
 
     def _own_namespace(self) -> str:
-        """The namespace of the active context; `default` if it has none, or if there is no kubeconfig."""
+        """The namespace of the active context; without a kubeconfig, that of the pod we run in; else `default`."""
         from kubernetes import config
 
         try:
             active = self._get_active_context()
         except config.ConfigException:
-            return self._connection.place.namespace if self._connection is not None else "default"
+            is_given = self._client is not None and self._connection is None
+            return "default" if is_given else Connection(context=self._context).place.namespace
         return str((active.get("context") or {}).get("namespace") or "default")
 
     def _cancel_existing(self, app_id: str) -> None:

@@ -15,6 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from torchx import specs
 from torchx.specs import AppState, ReplicaState
 
+from atoll.kube import connection
 from atoll.torchx import kubernetes_mcad_scheduler as module
 from atoll.torchx.options import LEGACY, V1BETA1, V1BETA2, Options
 from atoll.torchx.problems import InvalidApp
@@ -611,6 +612,22 @@ def test_a_context_without_a_namespace_is_default(connect):
     with patch.object(module.KubernetesMCADScheduler, "_get_active_context", return_value={"context": {}}):
         scheduler.list()
     assert cluster.calls[-1] == f"GET /apis/{V1BETA2}/namespaces/default/appwrappers"
+
+
+@pytest.mark.parametrize("is_in_pod", [True, False])
+def test_without_a_kubeconfig_the_list_is_that_of_the_namespace_of_the_pod(monkeypatch, tmp_path, is_in_pod):
+    from kubernetes import config
+
+    for name in ("token", "namespace"):
+        (tmp_path / name).write_text("of-the-pod")
+    monkeypatch.setattr(connection, "POD_FOLDER", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1" if is_in_pod else "")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setattr(config.kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    scheduler = module.create_scheduler("test", dialect="v1beta2")
+    with patch.object(scheduler, "_listed", return_value=[]) as listed:
+        scheduler.list()
+    assert listed.call_args.args == ("of-the-pod" if is_in_pod else "default",)
 
 
 # ── cancel and delete ───────────────────────────────────────────────────────────────────────────────────────────────
