@@ -356,6 +356,8 @@ def _wrapper_message(wrapper: Mapping[str, Any], state: AppState) -> str:
         if phase == "Resetting":
             return f"restart {_number(status.get('resettingCount'))}: {said or 'the controller starts the app again'}"
         return said if phase in ("Failed", "Running") else f"{phase}{f': {said}' if said else ''}"
+    if not status.get("state"):
+        return "no controller has looked at the wrapper yet; if this lasts, the controller may be down"
     if state in (AppState.RUNNING, AppState.SUCCEEDED) or not conditions:
         return str(status.get("message") or "")
     return _told(conditions[-1]) or str(status.get("message") or "")

@@ -469,6 +469,15 @@ def test_a_waiting_app_of_mcad_says_why(connect):
     assert "Insufficient resources" in found.msg
 
 
+@pytest.mark.parametrize("dialect", [V1BETA2, V1BETA1])
+def test_an_app_that_no_controller_has_seen_says_so(connect, dialect):
+    cluster, scheduler = connect(dialect)
+    cluster.add(made(dialect=dialect))
+    found = scheduler.describe("ns:fit-x")
+    assert found.state is AppState.PENDING
+    assert "controller may be down" in found.msg
+
+
 @pytest.mark.parametrize(
     ("status", "state"),
     [
