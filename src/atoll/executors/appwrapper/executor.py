@@ -114,7 +114,7 @@ class AppWrapperExecutor(ClusterExecutor):
 
     def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
         wrappers, namespace = self._of(handle), namespace_of(handle)
-        wrapper, first, _ = self._seen(handle, rank)
+        wrapper, first, attempt = self._seen(handle, rank)
         if wrapper is None:
             raise no_log(self.name, f"of rank {rank} of AppWrapper `{handle.native_id}`")
         if follow and not (first.is_over and not first.pods):
@@ -123,6 +123,8 @@ class AppWrapperExecutor(ClusterExecutor):
             return follow_lines(wrappers.jobs.client, namespace, look, tail=tail, clock=self._clock)
         if first.pods:
             return last_lines(wrappers.jobs.client, namespace, name_of(first.pods[-1]), tail)
+        if not attempt and not first.is_over:
+            return iter(())  # its first pod is not there yet
         return self._kept_lines(wrapper, handle, rank, attempt_of(wrapper), tail)
 
     def attempt_logs(self, handle: RunHandle, rank: int, attempt: int, *, tail: int | None = None) -> Iterator[str]:

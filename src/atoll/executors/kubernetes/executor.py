@@ -117,36 +117,38 @@ class KubernetesExecutor(ClusterExecutor):
 
     def logs(self, handle: RunHandle, rank: int, *, tail: int | None = None, follow: bool = False) -> Iterator[str]:
         jobs, namespace = self._of(handle), namespace_of(handle)
-        first = self._seen(handle, rank)
-        if first is None:
+        job, first = self._seen(handle, rank)
+        if job is None:
             raise no_log(self.name, f"of rank {rank} of Job `{handle.native_id}`")
         if follow:
             known = [first]
-            look = lambda: known.pop() if known else self._seen(handle, rank) or Seen((), True)  # noqa: E731
+            look = lambda: known.pop() if known else self._seen(handle, rank)[1]  # noqa: E731
             return follow_lines(jobs.client, namespace, look, tail=tail, clock=self._clock)
-        if not first.pods:
+        if first.pods:
+            return last_lines(jobs.client, namespace, name_of(first.pods[-1]), tail)
+        if first.is_over or jobs.queues.evictions(job):
             raise no_log(self.name, f"of rank {rank} of Job `{handle.native_id}`, which has no pod")
-        return last_lines(jobs.client, namespace, name_of(first.pods[-1]), tail)
+        return iter(())  # its first pod is not there yet
 
     def attempt_logs(self, handle: RunHandle, rank: int, attempt: int, *, tail: int | None = None) -> Iterator[str]:
-        seen, jobs = self._seen(handle, rank), self._of(handle)
-        job = jobs.of_run(namespace_of(handle), handle.native_id, "logs") if seen else None
+        jobs = self._of(handle)
+        job, seen = self._seen(handle, rank)
         before = 0 if job is None else jobs.queues.evictions(job)  # the pods before an eviction are gone
-        pods = [pod for pod in (seen.pods if seen else ()) if attempt_of(pod) + before == attempt]
+        pods = [pod for pod in seen.pods if attempt_of(pod) + before == attempt]
         if not pods:
             raise no_log(self.name, f"of attempt {attempt} of rank {rank} of Job `{handle.native_id}`")
-        return last_lines(self._of(handle).client, namespace_of(handle), name_of(pods[-1]), tail)
+        return last_lines(jobs.client, namespace_of(handle), name_of(pods[-1]), tail)
 
-    def _seen(self, handle: RunHandle, rank: int) -> Seen | None:
-        """The pods of a rank and whether it is over; None if there is no such Job or rank."""
+    def _seen(self, handle: RunHandle, rank: int) -> tuple[Object | None, Seen]:
+        """The Job, the pods of a rank, and whether it is over; None if there is no such Job or rank."""
         jobs = self._of(handle)
         job = jobs.of_run(namespace_of(handle), handle.native_id, "logs") if 0 <= rank < handle.replicas else None
         if job is None:
-            return None
+            return None, Seen((), True)
         pods = jobs.pods(job, "logs", rank=rank)
         status = run_status(job, pods, replicas=handle.replicas, queue=_queue(jobs, job))
         of_rank = sorted((pod for pod in pods if rank_of(pod) == rank), key=age_key)
-        return Seen(of_rank, status.replicas[rank].state.is_terminal)
+        return job, Seen(of_rank, status.replicas[rank].state.is_terminal)
 
     def origin(self, handle: RunHandle) -> RunContext | None:
         job = self._of(handle).of_run(namespace_of(handle), handle.native_id)

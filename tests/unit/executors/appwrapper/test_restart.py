@@ -10,7 +10,7 @@ import pytest
 from kube_api import Reply, Request, ScriptedApi, failure
 
 from atoll import journal
-from atoll.errors import AuthError, ConfigError, StopFailed, StoreUnavailable
+from atoll.errors import AuthError, ConfigError, RunNotFound, StopFailed, StoreUnavailable
 from atoll.executors.appwrapper.executor import AppWrapperExecutor
 from atoll.journal import Cancel
 from atoll.kube.appwrapper import MCAD, V1BETA2, components_of
@@ -239,3 +239,13 @@ def test_cancel_stops_the_pods_also_if_the_controller_is_down(mcad: Dispatcher, 
     with pytest.raises(StopFailed, match="its pods have ended, and its controller, which may be down"):
         run.executor.cancel(run.handle)
     assert mcad.named("jobs") == []
+
+
+def test_the_log_of_a_rank_whose_first_pod_is_not_there_yet_is_empty(mcad: Dispatcher, launch):
+    mcad.end = ""
+    run = launch()
+    assert list(run.executor.logs(run.handle, 0)) == []
+    (wrapper,) = mcad.named("appwrappers")
+    wrapper["metadata"]["annotations"][ATTEMPT] = "1"  # the pods of the attempt before are gone
+    with pytest.raises(RunNotFound, match="its pods are gone"):
+        run.executor.logs(run.handle, 0)

@@ -11,7 +11,7 @@ import pytest
 from kube_api import Reply, Request, ScriptedApi, failure
 
 from atoll.context import RunContext
-from atoll.errors import AuthError, BackendUnavailable, StopFailed, SubmitError
+from atoll.errors import AuthError, BackendUnavailable, RunNotFound, StopFailed, SubmitError
 from atoll.executors.kubernetes.executor import KubernetesExecutor
 from atoll.handle import RunHandle
 from atoll.kube.names import CONTAINER, FAILURES, INDEX, RUN_ID, STORE, TOKEN
@@ -30,7 +30,9 @@ class Cluster:
     def __init__(self, api: ScriptedApi, replicas: int) -> None:
         self.api, self.watch = api, Event()
         self.version = 1
+        self.replicas = replicas
         self.pods = [self.pod(rank) for rank in range(replicas)]
+        self.conditions: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.is_there = self.is_ours = True
         self.broken: dict[str, Reply] = {}
@@ -43,8 +45,8 @@ class Cluster:
         marks = {RUN_ID: "run", STORE: "s3://bucket", TOKEN: "token"} if self.is_ours else {}
         return {
             "metadata": {**metadata, "annotations": marks},
-            "spec": {"completions": len(self.pods), "backoffLimitPerIndex": 0},
-            "status": {},
+            "spec": {"completions": self.replicas, "backoffLimitPerIndex": 0},
+            "status": {"conditions": self.conditions} if self.conditions else {},
         }
 
     def pod(self, rank: int, phase: str = "Running", state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -106,6 +108,15 @@ def test_the_log_of_a_rank_needs_only_the_pods_of_this_rank(api, executor):
     asked = api.requests[1].query["labelSelector"]
     assert cluster.asked() == [NAME, "pods", "log"]
     assert asked.split(",") == ["batch.kubernetes.io/controller-uid=j", f"{INDEX}=700"]
+
+
+def test_the_log_of_a_rank_whose_first_pod_is_not_there_yet_is_empty(api, executor):
+    cluster = Cluster(api, 2)
+    cluster.pods.clear()
+    assert list(executor.logs(handle(2), 0)) == []
+    cluster.conditions = [{"type": "Failed", "status": "True"}]
+    with pytest.raises(RunNotFound, match="which has no pod"):
+        executor.logs(handle(2), 0)
 
 
 def test_few_logs_are_read_and_each_only_once(api, executor):
