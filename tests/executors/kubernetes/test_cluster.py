@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.kubernetes.api import ApiError
+from services.kubernetes.api import STRATEGIC_MERGE, ApiError
 from services.kubernetes.cluster import on_node
 from services.kubernetes.control_plane import api_of
 from services.kubernetes.kubelet.node import NodeSpec
@@ -311,6 +311,17 @@ def test_a_lost_node_keeps_its_pod_until_it_comes_back(namespace: Namespace):
             log_of(namespace, name)
         cluster.kubelet("go_online", node=node.name)
         assert ended(namespace, "lost")[0] == "Failed"
+
+
+def test_a_node_that_was_given_up_says_again_that_it_is_ready(namespace: Namespace):
+    """The control plane gives up nodes also while its API server does not answer."""
+    cluster = namespace.cluster
+    with cluster.node(NodeSpec(f"slow-{namespace.name[-8:]}")) as node:
+        path = f"/api/v1/nodes/{node.name}"
+        lost = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": ""}
+        cluster.api.patch(f"{path}/status", {"status": {"conditions": [lost]}}, kind=STRATEGIC_MERGE)
+        assert "Ready" not in conditions(cluster.api.get(path))
+        cluster.until(path, lambda found: "Ready" in conditions(found or {}))
 
 
 def test_a_full_node_takes_no_pod(namespace: Namespace):

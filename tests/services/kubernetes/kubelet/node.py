@@ -25,6 +25,8 @@ from services.kubernetes.kubelet.status import now
 
 Object = dict[str, Any]
 HEARTBEAT_S = 3.0
+_LOOK_EVERY = 3
+"""After so many heartbeats a node looks whether the control plane still takes it for ready."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
@@ -220,10 +222,22 @@ class Node:
         }
         with contextlib.suppress(ApiError, OSError):
             self.api.create(_LEASES, body)
+        beats = 0
         while not self._is_over.wait(HEARTBEAT_S):
+            beats += 1
             if self.is_online:
-                with contextlib.suppress(ApiError, OSError):
+                with contextlib.suppress(ApiError, OSError, http.client.HTTPException, ValueError):
                     self.api.patch(f"{_LEASES}/{self.name}", {"spec": {"renewTime": _now_in_microseconds()}})
+                    if beats % _LOOK_EVERY == 0:
+                        self._stay_ready()
+
+    def _stay_ready(self) -> None:
+        """Say again that the node is ready if the control plane gave it up while the API server did not answer."""
+        path = f"/api/v1/nodes/{self.name}"
+        found = {each["type"]: each["status"] for each in self.api.get(path)["status"].get("conditions", [])}
+        if found.get("Ready") != "True" and self.is_online:
+            conditions = {"status": {"conditions": self._status()["conditions"]}}
+            self.api.patch(f"{path}/status", conditions, kind=STRATEGIC_MERGE)
 
     # Its pods.
 
