@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll._time import SYSTEM_CLOCK
-from atoll.errors import AtollError, AuthError, BackendError, BackendUnavailable, ConfigError
+from atoll.errors import AtollError, AuthError, BackendError, BackendUnavailable, ConfigError, RunNotFound
 from atoll.kube import kueue
 from atoll.kube.client import KubeClient, path_to
 from atoll.kube.connection import Connection
@@ -32,6 +32,8 @@ class Cluster:
             connection, executor="kubernetes_mcad", timeout_s=_TIMEOUT_S, patience_s=_PATIENCE_S, clock=SYSTEM_CLOCK
         )
         self._served: Sequence[str] | None = None
+        self._kueue = kueue.VERSIONS[0]
+        """The newest version of Kueue's objects that this cluster may have."""
 
     def served(self) -> Sequence[str] | None:
         """The dialects that the cluster serves, the best first; None if it cannot be asked."""
@@ -87,10 +89,26 @@ class Cluster:
         return kueue.queue_state(found, queue=queue, waited_s=waited_s)
 
     def workload(self, wrapper: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        metadata = wrapper["metadata"]
-        path, query = kueue.workloads_path(metadata["namespace"]), kueue.selector(metadata["uid"])
-        answer = self.client.get(path, "Workloads", "status", query=query, tries=2)
-        return kueue.workload_of(answer.get("items") or [], metadata["uid"])
+        """The Workload of a wrapper; None if there is none yet. Kueue before 0.15 serves an older version."""
+        namespace, uid = wrapper["metadata"]["namespace"], wrapper["metadata"]["uid"]
+        for version in kueue.VERSIONS[kueue.VERSIONS.index(self._kueue) :]:
+            path = kueue.workloads_path(namespace, version)
+            try:
+                answer = self.client.get(path, "Workloads", "status", query=kueue.selector(uid), tries=2)
+            except RunNotFound:
+                continue
+            self._kueue = version
+            return kueue.workload_of(answer.get("items") or [], uid)
+        raise RunNotFound("the cluster has no Kueue", executor=self.client.executor, operation="status")
+
+    def deactivate(self, wrapper: Mapping[str, Any]) -> bool:
+        """Let Kueue stop an app for good; False if it has no Workload."""
+        workload = self.workload(wrapper)
+        if workload is None:
+            return False
+        path = f"{kueue.workloads_path(wrapper['metadata']['namespace'], self._kueue)}/{workload['metadata']['name']}"
+        self.patch(path, "Workload", {"spec": {"active": False}})
+        return True
 
     def patch(self, path: str, what: str, change: Mapping[str, Any]) -> None:
         self.client.call("PATCH", path, what, "cancel", body=change, content_type=MERGE_PATCH)

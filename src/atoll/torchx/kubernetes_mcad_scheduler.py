@@ -35,7 +35,7 @@ from atoll.errors import AtollError, AuthError, ConfigError, RunNotFound
 from atoll.kube.appwrapper import components_of
 from atoll.kube.client import path_to
 from atoll.kube.connection import Connection
-from atoll.kube.kueue import queue_of, workloads_path
+from atoll.kube.kueue import queue_of
 from atoll.kube.logs import Seen, follow_lines
 from atoll.kube.pod_state import age_key
 from atoll.torchx import container, names, pods, status
@@ -624,11 +624,8 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         path = path_to(_PLURAL, namespace, name, api=f"/apis/{V1BETA2}")
         try:
             if queue_of(wrapper):  # Kueue undoes a suspension at once; an inactive Workload stays inactive
-                workload = cluster.workload(wrapper)
-                if workload is None:
+                if not cluster.deactivate(wrapper):
                     return False
-                held = f"{workloads_path(namespace)}/{workload['metadata']['name']}"
-                cluster.patch(held, "Workload", {"spec": {"active": False}})
                 cluster.patch(path, "AppWrapper", mark)
             else:
                 cluster.patch(path, "AppWrapper", {**mark, "spec": {"suspend": True}})

@@ -666,6 +666,21 @@ def test_cancel_of_a_queued_app_holds_its_workload(connect):
     assert "suspend" not in (patched[1].body.get("spec") or {})
 
 
+def test_an_older_kueue_is_asked_in_its_own_version(connect):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(queue="team"), phase="Suspended")
+    condition = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "message": "LocalQueue team …"}
+    labels = {"kueue.x-k8s.io/job-uid": "uid-fit-x"}
+    cluster.workloads = [{"metadata": {"name": "w", "labels": labels}, "status": {"conditions": [condition]}}]
+    cluster.refused["/apis/kueue.x-k8s.io/v1beta2"] = failure(404, "NotFound")
+    assert "LocalQueue team" in scheduler.describe("ns:fit-x").msg
+    scheduler.cancel("ns:fit-x")
+    workloads = [call for call in cluster.calls if "kueue" in call]
+    older = "/apis/kueue.x-k8s.io/v1beta1/namespaces/ns/workloads"
+    assert workloads[1:] == [f"GET {older}"] * (len(workloads) - 2) + [f"PATCH {older}/w"]
+    assert "fit-x" in cluster.wrappers
+
+
 def test_cancel_deletes_where_nothing_can_be_kept(connect):
     cluster, scheduler = connect(V1BETA1)
     cluster.add(made(dialect=V1BETA1), state="Running")
