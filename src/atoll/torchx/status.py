@@ -353,6 +353,8 @@ def _wrapper_message(wrapper: Mapping[str, Any], state: AppState) -> str:
         unhealthy = kube_pods.condition(status, "Unhealthy")
         said = _told(unhealthy) if unhealthy.get("status") == "True" else ""
         phase = str(status["phase"])
+        if phase == "Suspended" and not (wrapper.get("spec") or {}).get("suspend"):
+            return "the controller is about to create the objects"  # every wrapper begins with this phase
         if phase == "Resetting":
             return f"restart {_number(status.get('resettingCount'))}: {said or 'the controller starts the app again'}"
         return said if phase in ("Failed", "Running") else f"{phase}{f': {said}' if said else ''}"

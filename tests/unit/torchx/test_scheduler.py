@@ -478,6 +478,14 @@ def test_an_app_that_no_controller_has_seen_says_so(connect, dialect):
     assert "controller may be down" in found.msg
 
 
+def test_a_new_app_is_not_called_suspended(connect):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(), phase="Suspended")
+    assert scheduler.describe("ns:fit-x").msg == "the controller is about to create the objects"
+    cluster.wrappers["fit-x"]["spec"]["suspend"] = True
+    assert scheduler.describe("ns:fit-x").msg == "Suspended"
+
+
 @pytest.mark.parametrize(
     ("status", "state"),
     [
