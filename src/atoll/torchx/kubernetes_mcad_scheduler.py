@@ -106,7 +106,12 @@ _ANY_DIALECT = (V1BETA1, V1BETA2, LEGACY)
 """Of a cluster that does not say what it serves."""
 _LIST_TIMEOUT_S = 30
 _LONGEST_WORDS = 500
-_NOT_STARTED = ("is waiting to start", "is not available", "does not have a host assigned")
+_NOT_STARTED = (
+    "is waiting to start",
+    "is not available",
+    "does not have a host assigned",
+    "previous terminated container",
+)
 
 
 def sanitize_for_serialization(obj: object) -> object:
@@ -298,8 +303,9 @@ class KubernetesMCADOpts(TypedDict, total=False):
 class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts]):
     """Runs apps of TorchX as AppWrappers. `torchx runopts kubernetes_mcad` has the options.
 
-    `context`, `dialect` and `log_timestamps` apply to requests that have no options of a run, such as `describe`;
-    `torchx` takes them from the variables TORCHX_CONTEXT, TORCHX_DIALECT and TORCHX_LOG_TIMESTAMPS.
+    `context`, `dialect`, `log_timestamps` and `log_previous` apply to requests that have no options of a run, such as
+    `describe`; `torchx` takes them from the variables TORCHX_CONTEXT, TORCHX_DIALECT, TORCHX_LOG_TIMESTAMPS and
+    TORCHX_LOG_PREVIOUS.
     """
 
     def __init__(
@@ -311,13 +317,14 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         context: str | None = None,
         dialect: str | None = None,
         log_timestamps: bool = True,
+        log_previous: bool = False,
         backend: str = "kubernetes_mcad",
     ) -> None:
         if "/" in session_name:
             raise ValueError(f"session `{session_name}`: a `/` would make the handles of its apps ambiguous")
         super().__init__(backend, session_name, docker_client=docker_client)
         self._client = client
-        self._context, self._log_timestamps = context, log_timestamps
+        self._context, self._log_timestamps, self._log_previous = context, log_timestamps, log_previous
         self._dialect = Options.of({"dialect": dialect or "auto"}).wanted_dialect
         self._connection: Connection | None = None
         self._found: Cluster | None = None
@@ -667,12 +674,12 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         streams: Stream | None = None,
     ) -> Iterable[str]:
         """Lines of replica `k` of a role, each with a line feed, from its newest pod. A log is not followed beyond
-        `until`."""
+        `until`. With `log_previous`, the lines are those of the attempt before, as far as the cluster has them."""
         if streams not in (None, Stream.COMBINED):
             raise ValueError("KubernetesMCADScheduler only has the COMBINED log stream")
         namespace, name = split_app_id(app_id)
         age_s = since_seconds(since)
-        if should_tail and (until is None or until.astimezone(UTC) > datetime.now(UTC)):
+        if should_tail and not self._log_previous and (until is None or until.astimezone(UTC) > datetime.now(UTC)):
             lines: Iterable[str] = self._followed(namespace, name, role_name, k, age_s)
         else:
             lines = self._printed(namespace, name, role_name, k, age_s)
@@ -695,6 +702,12 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
             logger.warning("app `%s:%s` has no pod of replica %s of role `%s`", namespace, name, k, role_name)
             return iter(())
         query: dict[str, Any] = {"name": f"{name}-{k}", "namespace": namespace, "timestamps": True}
+        if self._log_previous and found and not status.has_restarted(found[-1]):
+            found = found[:-1]  # the attempt before, if there was one, had a pod of its own
+            if not found:
+                return iter(())
+        elif self._log_previous:
+            query["previous"] = True
         if found:
             query["name"] = found[-1]["metadata"]["name"]
             if len(found[-1]["spec"].get("containers") or ()) > 1:
@@ -763,15 +776,20 @@ def create_scheduler(
     docker_client: DockerClient | None = None,
     **kwargs: Any,
 ) -> KubernetesMCADScheduler:
-    """The scheduler for a runner. `context`, `dialect` and `log_timestamps` are used; other arguments are ignored."""
-    timestamps = str(kwargs.get("log_timestamps", "1")).lower() not in ("0", "false", "no", "off")
+    """The scheduler for a runner. `context`, `dialect`, `log_timestamps` and `log_previous` are used; other arguments
+    are ignored."""
+
+    def is_on(name: str, default: str) -> bool:
+        return str(kwargs.get(name, default)).lower() not in ("0", "false", "no", "off")
+
     return KubernetesMCADScheduler(
         session_name=session_name,
         client=client,
         docker_client=docker_client,
         context=kwargs.get("context"),
         dialect=kwargs.get("dialect"),
-        log_timestamps=timestamps,
+        log_timestamps=is_on("log_timestamps", "1"),
+        log_previous=is_on("log_previous", "0"),
         backend=kwargs.get("_backend", "kubernetes_mcad"),
     )
 

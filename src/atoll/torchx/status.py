@@ -306,6 +306,12 @@ def replica_of(pod: Mapping[str, Any]) -> int | None:
     return int(text) if text.isdecimal() else kube_pods.rank_of(pod)
 
 
+def has_restarted(pod: Mapping[str, Any]) -> bool:
+    """Whether the kubelet has started the container of the replica again."""
+    name, statuses = own_container(pod), (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(each.get("name") == name and _number(each.get("restartCount")) > 0 for each in statuses)
+
+
 def own_container(pod: Mapping[str, Any]) -> str:
     """The container of the replica: the first one."""
     containers = (pod.get("spec") or {}).get("containers") or [{}]

@@ -58,7 +58,8 @@ class FakeCluster:
                 return Reply(body={})
             return Reply(body={"items": self.workloads})
         if name.endswith("/log"):
-            text = self.logs.get(name.partition("/")[0])
+            suffix = " previous" if request.query.get("previous", "").lower() == "true" else ""
+            text = self.logs.get(name.partition("/")[0] + suffix)
             return failure(404, "NotFound") if text is None else Reply(pieces=[text.encode()])
         wanted = dict(each.split("=") for each in request.query["labelSelector"].split(","))
         there = self.jobs if kind == "jobs" else self.pods
@@ -819,6 +820,19 @@ def test_a_log_cannot_be_followed_without_access_to_pods(connect):
     cluster.refused["/pods"] = failure(403, "Forbidden")
     with pytest.raises(ValueError, match="cannot follow the log of replica 0"):
         list(scheduler.log_iter("ns:fit-x", "a", 0, should_tail=True))
+
+
+def test_the_attempt_before_a_restart_has_a_log_of_its_own(connect):
+    cluster, _ = connect(V1BETA2)
+    scheduler = module.create_scheduler("test", log_previous="1")
+    cluster.add(made(role("a", 3)), phase="Running")
+    cluster.pods = [pod("a", index, is_job=True) for index in range(3)]
+    cluster.pods[0]["status"]["containerStatuses"][0]["restartCount"] = 1
+    cluster.pods += [pod("a", 1, is_job=True, created="2026-11-18T01:00:00Z")]
+    cluster.pods[-1]["metadata"]["name"] = "fit-x-1-newer"
+    cluster.logs = {"fit-x-0-abcde previous": "zero\n", "fit-x-1-abcde": "one\n"}
+    logs = [list(scheduler.log_iter("ns:fit-x", "a", index, should_tail=True)) for index in range(3)]
+    assert logs == [["zero\n"], ["one\n"], []]
 
 
 def test_only_the_combined_stream_exists(connect):
