@@ -702,7 +702,7 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
             logger.warning("app `%s:%s` has no pod of replica %s of role `%s`", namespace, name, k, role_name)
             return iter(())
         query: dict[str, Any] = {"name": f"{name}-{k}", "namespace": namespace, "timestamps": True}
-        if self._log_previous and found and not status.has_restarted(found[-1]):
+        if self._log_previous and found and not status.restarts_in_place(found[-1]):
             found = found[:-1]  # the attempt before, if there was one, had a pod of its own
             if not found:
                 return iter(())

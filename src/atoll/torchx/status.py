@@ -105,7 +105,8 @@ def reading(
         if queue.state is atoll_status.ReplicaState.FAILED:
             state = AppState.FAILED
     replicas = tuple(_ended(each, state) for each in replicas)
-    return AppReading(state, message, _restarts(wrapper, is_seen=pods is not None), replicas)
+    in_place = max((restarts_in_place(pod) for pod in newest_pods(pods or ()).values()), default=0)
+    return AppReading(state, message, _restarts(wrapper, is_seen=pods is not None) + in_place, replicas)
 
 
 def role_sizes(wrapper: Mapping[str, Any]) -> dict[str, int]:
@@ -306,10 +307,10 @@ def replica_of(pod: Mapping[str, Any]) -> int | None:
     return int(text) if text.isdecimal() else kube_pods.rank_of(pod)
 
 
-def has_restarted(pod: Mapping[str, Any]) -> bool:
-    """Whether the kubelet has started the container of the replica again."""
+def restarts_in_place(pod: Mapping[str, Any]) -> int:
+    """How often the kubelet has started the container of the replica again."""
     name, statuses = own_container(pod), (pod.get("status") or {}).get("containerStatuses") or ()
-    return any(each.get("name") == name and _number(each.get("restartCount")) > 0 for each in statuses)
+    return sum(_number(each.get("restartCount")) for each in statuses if each.get("name") == name)
 
 
 def own_container(pod: Mapping[str, Any]) -> str:

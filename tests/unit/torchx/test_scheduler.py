@@ -470,6 +470,14 @@ def test_a_waiting_app_of_mcad_says_why(connect):
     assert "Insufficient resources" in found.msg
 
 
+def test_restarts_in_place_count_as_restarts(connect):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(role("a", 2, max_retries=3, retry_policy=specs.RetryPolicy.REPLICA)), phase="Running")
+    cluster.pods = [pod("a", index, is_job=True) for index in range(2)]
+    cluster.pods[1]["status"]["containerStatuses"][0]["restartCount"] = 2
+    assert scheduler.describe("ns:fit-x").num_restarts == 2
+
+
 @pytest.mark.parametrize("dialect", [V1BETA2, V1BETA1])
 def test_an_app_that_no_controller_has_seen_says_so(connect, dialect):
     cluster, scheduler = connect(dialect)
