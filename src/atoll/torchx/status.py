@@ -97,7 +97,8 @@ def reading(
         newest = newest_pods(pods)
         ids = [(role, index) for role, size in shapes.items() for index in range(size)]
         replicas = tuple(_replica(role, index, newest.get((role, index))) for role, index in ids)
-    state, message = _state(wrapper, replicas, is_seen=pods is not None)
+    # Of an AppWrapper that TorchX did not create, only its controller can say how it is.
+    state, message = _state(wrapper, replicas, is_seen=pods is not None and bool(shapes))
     if state in (AppState.PENDING, AppState.RUNNING, AppState.SUCCEEDED) and (why := _failed_job(jobs or ())):
         state, message = AppState.FAILED, why
     if queue is not None and state is AppState.PENDING:

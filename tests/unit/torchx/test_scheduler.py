@@ -581,6 +581,15 @@ def test_the_list_has_apps_of_torchx_in_any_state(connect):
     assert everything["ns:foreign"] is AppState.UNKNOWN
 
 
+@pytest.mark.parametrize(("dialect", "status"), [(V1BETA2, {"phase": "Running"}), (V1BETA1, {"state": "Running"})])
+def test_the_app_of_somebody_else_is_described_as_its_controller_says(connect, dialect, status):
+    cluster, scheduler = connect(dialect)
+    cluster.add({"metadata": {"name": "other"}, "spec": {}}, **status)
+    assert scheduler.list({"all_apps": True})[0].state is AppState.RUNNING
+    found = scheduler.describe("ns:other")
+    assert (found.state, found.roles) == (AppState.RUNNING, [])
+
+
 def test_the_list_of_the_namespace_default_is_not_that_of_the_context(connect):
     cluster, scheduler = connect(V1BETA2)
     scheduler.list({"namespace": "default"})
