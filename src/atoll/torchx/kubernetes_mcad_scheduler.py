@@ -716,7 +716,7 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
             query["since_seconds"] = age_s
         try:
             with self._explained("get", "pods/log"):
-                text = client.CoreV1Api(self._api_client()).read_namespaced_pod_log(**query)
+                text = _log_of(client.CoreV1Api(self._api_client()), query)
         except ApiException as exc:
             if exc.status == 400 and any(words in str(exc.body) for words in _NOT_STARTED):
                 return iter(())
@@ -759,6 +759,15 @@ def _words_of(exc: Any) -> str:
     except (TypeError, ValueError, KeyError):
         text = str(exc.reason)
     return text if len(text) <= _LONGEST_WORDS else f"… {text[-_LONGEST_WORDS:]}"
+
+
+def _log_of(api: Any, query: Mapping[str, Any]) -> str | None:
+    """The log of a pod, also if it is not UTF-8, which the client refuses."""
+    try:
+        return api.read_namespaced_pod_log(**query)  # type: ignore[no-any-return]
+    except UnicodeDecodeError:
+        answer = api.read_namespaced_pod_log(**query, _preload_content=False)
+        return bytes(answer.data).decode("utf-8", "backslashreplace")
 
 
 def _has_ended(pod: Mapping[str, Any]) -> bool:

@@ -60,7 +60,7 @@ class FakeCluster:
         if name.endswith("/log"):
             suffix = " previous" if request.query.get("previous", "").lower() == "true" else ""
             text = self.logs.get(name.partition("/")[0] + suffix)
-            return failure(404, "NotFound") if text is None else Reply(pieces=[text.encode()])
+            return failure(404, "NotFound") if text is None else Reply(pieces=[text.encode("utf-8", "surrogateescape")])
         wanted = dict(each.split("=") for each in request.query["labelSelector"].split(","))
         there = self.jobs if kind == "jobs" else self.pods
         found = [p for p in there if wanted.items() <= p["metadata"]["labels"].items()]
@@ -850,6 +850,15 @@ def test_the_attempt_before_a_restart_has_a_log_of_its_own(connect):
     cluster.logs = {"fit-x-0-abcde previous": "zero\n", "fit-x-1-abcde": "one\n"}
     logs = [list(scheduler.log_iter("ns:fit-x", "a", index, should_tail=True)) for index in range(3)]
     assert logs == [["zero\n"], ["one\n"], []]
+
+
+@pytest.mark.parametrize("should_tail", [False, True])
+def test_a_log_that_is_not_utf_8_is_shown(connect, should_tail):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.add(made(role("a")), phase="Succeeded")
+    cluster.pods = [pod("a", 0, "Succeeded", is_job=True, exit_code=0)]
+    cluster.logs["fit-x-0-abcde"] = "caf\udce9\nok\n"
+    assert list(scheduler.log_iter("ns:fit-x", "a", 0, should_tail=should_tail)) == ["caf\\xe9\n", "ok\n"]
 
 
 def test_only_the_combined_stream_exists(connect):
