@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from threading import Thread
 
 import pytest
 
 from atoll.errors import BackendUnavailable
+from atoll.executors.hf_jobs.client import HubClient
 from atoll.executors.hf_jobs.logs import _is_at_most
 from atoll.handle import RunHandle
 from atoll.testing.bench import Call, launched, let_go, over, until
@@ -29,6 +31,17 @@ def test_a_log_that_is_cut_every_20_lines_has_no_gap_and_no_double_line(bench, h
     hub.log_cut_every, hub.cuts_are_clean = 20, is_clean
     wanted = LINES if tail is None else LINES[-tail:]
     assert list(bench.executor().logs(finished.handle, 0, tail=tail, follow=follow)) == wanted
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_pauses_do_not_grow_while_a_log_that_is_cut_goes_on(bench, hub, finished, monkeypatch, follow):
+    def pauses(_: HubClient) -> Iterator[float]:
+        yield 0.01
+        raise AssertionError("a second failure in a row")
+
+    monkeypatch.setattr(HubClient, "pauses", pauses)
+    hub.log_cut_every = 20
+    assert list(bench.executor().logs(finished.handle, 0, follow=follow)) == LINES
 
 
 @pytest.mark.parametrize("holds", [False, True], ids=["over", "running"])

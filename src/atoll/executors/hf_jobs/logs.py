@@ -66,6 +66,7 @@ class JobLog:
             except AtollError as exc:
                 if not getattr(exc, "retryable", False) or deadline.is_past:
                     raise
+                failures = self._client.pauses() if place > before else failures
                 deadline.sleep(next(failures))
                 continue
             if place > before:
