@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from atoll.errors import BackendUnavailable, SubmitError
 from atoll.handle import RunHandle
 from atoll.status import ReplicaState
 from atoll.testing.bench import assert_each_rank_once, cleared, entered, launched, let_go, order
+from services.hf_jobs.faults import Refusal
 from services.hf_jobs.job import Job
 
 OPERATIONS = {"hardware", "run", "list", "inspect", "cancel", "logs"}
@@ -42,6 +44,25 @@ def test_a_cancel_is_quiet_while_a_list_shows_that_an_ended_job_runs(bench, hub)
         assert hub.calls["cancel"] == 1
         hub.old_stages.clear()
         assert bench.executor().status(run.handle).state is ReplicaState.SUCCEEDED
+
+
+def test_a_cancel_waits_for_jobs_that_an_earlier_one_stops(bench, hub, monkeypatch):
+    """The service refuses a second stop of a job, and has lost the answer to the first one."""
+    cancel, stopping = hub.cancel, set[str]()
+
+    def strict(namespace: str, job_id: str) -> dict[str, Any]:
+        if job_id in stopping:
+            raise Refusal(409, "Job is being canceled")
+        stopping.add(job_id)
+        return cancel(namespace, job_id)
+
+    monkeypatch.setattr(hub, "cancel", strict)
+    hub.faults.refuse("cancel", 502, "Bad Gateway", times=1, after_effect=True)
+    with launched(bench, "hold", 2, args={"stubborn": True}, grace_s=1.0) as run:
+        entered(bench, run)
+        bench.executor(patience_s=30.0).cancel(run.handle, [0])
+        bench.executor().cancel(run.handle)
+        assert [r.state for r in run.executor.status(run.handle).replicas] == [ReplicaState.CANCELLED] * 2
 
 
 def test_jobs_of_others_in_a_list_are_not_taken_for_replicas(bench, hub, monkeypatch):

@@ -47,6 +47,12 @@ def is_throttled(error: AtollError) -> bool:
     return isinstance(cause, Exception) and status_of(cause) == 429
 
 
+def is_conflict(error: AtollError) -> bool:
+    """Whether the service rejected the call because of the state of the job, such as a second stop."""
+    cause = error.__cause__
+    return isinstance(cause, Exception) and status_of(cause) == 409
+
+
 def status_of(exc: BaseException) -> int:
     """The HTTP status of the answer; 0 if there was none."""
     status = getattr(getattr(exc, "response", None), "status_code", None)

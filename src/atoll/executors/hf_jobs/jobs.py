@@ -9,7 +9,7 @@ from threading import Lock
 from atoll._time import Deadline, backoff
 from atoll.errors import BackendError, RunNotFound
 from atoll.executors.hf_jobs.client import HubClient
-from atoll.executors.hf_jobs.errors import EXECUTOR
+from atoll.executors.hf_jobs.errors import EXECUTOR, is_conflict
 from atoll.executors.hf_jobs.request import MANAGED_BY, RUN
 from atoll.executors.hf_jobs.status import Job, chosen, job_of
 
@@ -18,6 +18,8 @@ _ids: dict[tuple[str, str, str], dict[str, int]] = {}
 """(endpoint, namespace, label) -> the ids of jobs that this process has seen, with their ranks. A list may lack a new
 job, and only its id finds it then. A cache: another process works without it."""
 _lock = Lock()
+_CONFLICT_PAUSES = 15
+"""A job whose stop the service refuses with 409 has its grace and so many pauses to end by an earlier stop."""
 
 
 class Jobs:
@@ -111,23 +113,35 @@ class Jobs:
         deadline, lag = Deadline(self._stop_s, self._clock), Deadline(self._list_lag_s, self._clock)
         pauses = backoff(self._pause_s / 4, cap_s=2 * self._pause_s)
         requested: dict[str, BackendError | None] = {}
+        at: dict[str, float] = {}
         refused: dict[str, BackendError] = {}  # and ran at a later look; one that ends by itself after that stays
         tries: int | None = None
         while True:
             jobs = [job for job in self.all_of(namespace, label, "cancel").values() if job.rank in ranks]
             alive = [job for job in jobs if not job.is_over and job.id not in refused]
             waiting = [job for job in alive if requested.get(job.id) is None or not self._has_ended(namespace, job)]
-            refused |= {job.id: why for job in waiting if (why := requested.get(job.id)) is not None}
+            refused |= {job.id: why for job in waiting if (why := self._refusal(job, requested, at)) is not None}
             waiting = [job for job in waiting if job.id not in refused]
             for job in waiting:
                 if job.id not in requested:
                     requested[job.id] = why = self._request_stop(namespace, job, tries)
+                    at[job.id] = self._clock.monotonic()
                     tries = 1 if why is not None and why.retryable else tries  # the others do not retry as long
             if not waiting and (lag.is_past or {job.rank for job in jobs} >= set(ranks)):
                 return refused
             if deadline.is_past:
-                return {**refused, **{job.id: self._still(job) for job in waiting}}
+                return {**refused, **{job.id: requested.get(job.id) or self._still(job) for job in waiting}}
             deadline.sleep(next(pauses))
+
+    def _refusal(
+        self, job: Job, requested: Mapping[str, BackendError | None], at: Mapping[str, float]
+    ) -> BackendError | None:
+        """Why the service does not stop this job. With 409 it may refuse a second stop, so the first one has time."""
+        why = requested.get(job.id)
+        if why is None or not is_conflict(why):
+            return why
+        passed_s = self._clock.monotonic() - at[job.id]
+        return why if passed_s > job.grace_s + _CONFLICT_PAUSES * self._pause_s else None
 
     def _has_ended(self, namespace: str, job: Job) -> bool:
         """Whether a job is over although the list does not show it yet."""

@@ -48,6 +48,14 @@ class Job:
         return (self.labels or {}).get(name) == value
 
     @property
+    def grace_s(self) -> float:
+        """How long its replica may take to end after a stop."""
+        try:
+            return float((self.environment or {})[GRACE])
+        except (KeyError, ValueError):
+            return 10.0
+
+    @property
     def is_past_limit(self) -> bool:
         """Whether the job ran for longer than its replica may."""
         limits = self._limits_s
