@@ -12,8 +12,9 @@ from typing import Any
 
 from atoll import units
 from atoll.errors import InvalidSpec
+from atoll.result import ranks_text
 from atoll.spec import Part
-from atoll.status import ReplicaStatus, RunStatus
+from atoll.status import ReplicaState, ReplicaStatus, RunStatus
 from atoll.validation import is_number, shown
 
 _LEAST_S = 60.0
@@ -32,15 +33,19 @@ class Cost:
     """When every replica has reached its time limit."""
     unpriced: tuple[str, ...] = ()
     """The parts of the run whose price is not known; they are not counted."""
+    untimed: tuple[int, ...] = ()
+    """Lost ranks of which nothing says how long they ran; they are not counted."""
 
     def __str__(self) -> str:
         expected = f", about ${self.expected_usd:,.2f} expected" if self.expected_usd is not None else ""
         rest = f", without {', '.join(self.unpriced)}" if self.unpriced else ""
+        rest += f"; how long {ranks_text(self.untimed)} ran is not known" if self.untimed else ""
         return f"${self.so_far_usd:,.2f} so far{expected}, at most ${self.at_most_usd:,.2f}{rest}"
 
     def to_json(self) -> dict[str, Any]:
-        found = {**asdict(self), "unpriced": list(self.unpriced)}
-        return {name: value for name, value in found.items() if name != "unpriced" or value}
+        lists = {"unpriced": list(self.unpriced), "untimed": list(self.untimed)}
+        found = {name: value for name, value in asdict(self).items() if name not in lists}
+        return {**found, **{name: value for name, value in lists.items() if value}}
 
 
 def cost_of(
@@ -60,9 +65,10 @@ def cost_of(
     spent = [_running_s(replica, now) * usd / 3600 for replica, usd in zip(status.replicas, prices, strict=True)]
     left = [_left_s(replica) if usd else 0.0 for replica, usd in zip(status.replicas, prices, strict=True)]
     known = [seconds * usd / 3600 for seconds, usd in zip(left, prices, strict=True) if seconds is not None]
-    expected = sum(spent) + sum(known) if len(known) == len(left) else None
+    untimed = tuple(row.rank for row, usd in zip(status.replicas, prices, strict=True) if usd and _is_untimed(row))
+    expected = sum(spent) + sum(known) if len(known) == len(left) and not untimed else None
     unpriced = tuple(part.on for part, usd in zip(parts, part_usd, strict=False) if usd is None)
-    return Cost(hourly_usd, sum(spent), expected, sum(prices) * timeout_s / 3600, unpriced)
+    return Cost(hourly_usd, sum(spent), expected, sum(prices) * timeout_s / 3600, unpriced, untimed)
 
 
 def mean_usd(parts: Sequence[Part], part_usd: Sequence[float | None]) -> float:
@@ -106,7 +112,15 @@ def _running_s(replica: ReplicaStatus, now: float) -> float:
     if replica.started_at is None:
         return 0.0
     ended_at = replica.ended_at if replica.ended_at is not None else now
+    if replica.ended_at is None and replica.state is ReplicaState.LOST:  # it sends no heartbeats any more
+        ended_at = replica.progress.beat_at or replica.started_at
     return max(0.0, ended_at - replica.started_at)
+
+
+def _is_untimed(replica: ReplicaStatus) -> bool:
+    return replica.state is ReplicaState.LOST and (
+        replica.started_at is None or (replica.ended_at is None and replica.progress.beat_at is None)
+    )
 
 
 def _left_s(replica: ReplicaStatus) -> float | None:

@@ -35,6 +35,24 @@ def test_a_replica_costs_from_its_start_to_its_end():
     assert unknown.expected_usd is None
 
 
+def test_the_cost_of_a_lost_rank_is_known_until_its_last_heartbeat_or_not_at_all():
+    lost = ReplicaState.LOST
+    status = RunStatus(
+        (
+            replica(0, ReplicaState.SUCCEEDED, started_at=1000.0, ended_at=4600.0),
+            replica(1, lost, started_at=1000.0, progress=Progress(beat_at=2800.0)),
+            replica(2, lost, progress=Progress(beat_at=2800.0)),
+            replica(3, lost),
+        )
+    )
+    found = cost_of(status, 2.0, timeout_s=3600.0, now=1e6)
+    assert (found.so_far_usd, found.expected_usd, found.untimed) == (pytest.approx(3.0), None, (2, 3))
+    assert str(found) == "$3.00 so far, at most $8.00; how long ranks 2-3 ran is not known"
+    assert found.to_json()["untimed"] == [2, 3]
+    known = cost_of(status.with_replicas(status.replicas[:2]), 2.0, timeout_s=3600.0, now=1e6)
+    assert (known.untimed, "untimed" in known.to_json(), known.expected_usd) == ((), False, pytest.approx(3.0))
+
+
 @pytest.mark.parametrize(
     ("max_cost", "hourly"), [(0, 1.0), (-1, 1.0), (float("nan"), 1.0), ("5", 1.0), (5.0, None), (0.01, 10.0)]
 )
