@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torchx
 from torchx.schedulers.api import (
@@ -30,22 +30,20 @@ from torchx.schedulers.ids import make_unique
 from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, ReplicaStatus, Role, RoleStatus, runopts
 from torchx.workspace.docker_workspace import DockerWorkspaceMixin
 
-from atoll._time import SYSTEM_CLOCK
-from atoll.errors import AtollError, AuthError, ConfigError, RunNotFound
+from atoll.errors import AtollError, ConfigError
 from atoll.kube.appwrapper import components_of
 from atoll.kube.client import path_to
 from atoll.kube.connection import Connection
 from atoll.kube.kueue import queue_of
-from atoll.kube.logs import Seen, follow_lines
-from atoll.kube.pod_state import age_key
 from atoll.torchx import container, names, pods, status
 from atoll.torchx.cluster import Cluster
 from atoll.torchx.describing import get_role_information
-from atoll.torchx.logs import shown, since_seconds, split
+from atoll.torchx.logs import shown, since_seconds
 from atoll.torchx.models import model_of, plain, service_of
-from atoll.torchx.names import cleanup_str, label_value, split_app_id
-from atoll.torchx.options import DIALECTS, LEGACY, V1BETA1, V1BETA2, Options, option_type
+from atoll.torchx.names import cleanup_str, split_app_id
+from atoll.torchx.options import DIALECTS, LEGACY, V1BETA1, V1BETA2, KubernetesMCADOpts, Options, option_type
 from atoll.torchx.problems import InvalidApp, checked_wrapper, problems_of, raise_problems
+from atoll.torchx.replica_log import ReplicaLog
 from atoll.torchx.resources import RESERVED_MEMMB, RESERVED_MILLICPU
 from atoll.torchx.service import service_manifest
 from atoll.torchx.status import STATES as JOB_STATE
@@ -106,12 +104,6 @@ _ANY_DIALECT = (V1BETA1, V1BETA2, LEGACY)
 """Of a cluster that does not say what it serves."""
 _LIST_TIMEOUT_S = 30
 _LONGEST_WORDS = 500
-_NOT_STARTED = (
-    "is waiting to start",
-    "is not available",
-    "does not have a host assigned",
-    "previous terminated container",
-)
 
 
 def sanitize_for_serialization(obj: object) -> object:
@@ -264,40 +256,6 @@ class KubernetesMCADJob:
 
     def __repr__(self) -> str:
         return str(self)
-
-
-class KubernetesMCADOpts(TypedDict, total=False):
-    """The run options; `torchx runopts kubernetes_mcad` explains them."""
-
-    namespace: str | None
-    image_repo: str | None
-    service_account: str | None
-    priority: int | None
-    priority_class_name: str | None
-    image_secret: str | None
-    coscheduler_name: str | None
-    network: str | None
-    dialect: str | None
-    layout: str | None
-    context: str | None
-    queue: str | None
-    queue_priority: str | None
-    overlay: str | None
-    reserved_millicpu: int | None
-    reserved_memmb: int | None
-    shm_size: str | None
-    gpu_resource: str | None
-    retry_limit: int | None
-    retry_pause: str | None
-    warmup_grace: str | None
-    failure_grace: str | None
-    keep_failed: str | None
-    success_ttl: str | None
-    terminal_exit_codes: str | None
-    retryable_exit_codes: str | None
-    code_store: str | None
-    all_apps: bool | None
-    quiet: bool | None
 
 
 class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts]):
@@ -677,76 +635,17 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
         `until`. With `log_previous`, the lines are those of the attempt before, as far as the cluster has them."""
         if streams not in (None, Stream.COMBINED):
             raise ValueError("KubernetesMCADScheduler only has the COMBINED log stream")
-        namespace, name = split_app_id(app_id)
-        age_s = since_seconds(since)
+        log = ReplicaLog(self._cluster(), app_id, role_name, k, since_seconds(since), self._explained)
         if should_tail and not self._log_previous and (until is None or until.astimezone(UTC) > datetime.now(UTC)):
-            lines: Iterable[str] = self._followed(namespace, name, role_name, k, age_s)
+            lines: Iterable[str] = log.followed(lambda: self._is_over(app_id))
         else:
-            lines = self._printed(namespace, name, role_name, k, age_s)
+            lines = log.printed(self._api_client(), is_previous=self._log_previous)
         lines = shown(lines, until=until, has_times=self._log_timestamps)
         return filter_regex(regex, lines) if regex else lines
 
-    def _pods_of(
-        self, namespace: str, name: str, role_name: str, k: int, *, must_be_allowed: bool = False
-    ) -> Sequence[Any] | None:
-        """The pods of one replica, the oldest first; None if they cannot be read."""
-        found = self._cluster().pods(namespace, name, label_value(role_name), must_be_allowed=must_be_allowed)
-        return None if found is None else sorted((p for p in found if status.replica_of(p) == k), key=age_key)
-
-    def _printed(self, namespace: str, name: str, role_name: str, k: int, age_s: int | None) -> Iterable[str]:
-        from kubernetes import client
-        from kubernetes.client.exceptions import ApiException
-
-        found = self._pods_of(namespace, name, role_name, k)
-        if found is not None and not found:  # a pod with the name of the original's may be of another role
-            logger.warning("app `%s:%s` has no pod of replica %s of role `%s`", namespace, name, k, role_name)
-            return iter(())
-        query: dict[str, Any] = {"name": f"{name}-{k}", "namespace": namespace, "timestamps": True}
-        if self._log_previous and found and not status.restarts_in_place(found[-1]):
-            found = found[:-1]  # the attempt before, if there was one, had a pod of its own
-            if not found:
-                return iter(())
-        elif self._log_previous:
-            query["previous"] = True
-        if found:
-            query["name"] = found[-1]["metadata"]["name"]
-            if len(found[-1]["spec"].get("containers") or ()) > 1:
-                query["container"] = status.own_container(found[-1])
-        if age_s is not None:
-            query["since_seconds"] = age_s
-        try:
-            with self._explained("get", "pods/log"):
-                text = _log_of(client.CoreV1Api(self._api_client()), query)
-        except ApiException as exc:
-            if exc.status == 400 and any(words in str(exc.body) for words in _NOT_STARTED):
-                return iter(())
-            raise
-        return split(text or "")
-
-    def _followed(self, namespace: str, name: str, role_name: str, k: int, age_s: int | None) -> Iterable[str]:
-        app_id = f"{namespace}:{name}"
-
-        def look() -> Seen:
-            found = self._pods_of(namespace, name, role_name, k, must_be_allowed=True) or []
-            described = self.describe(app_id) if all(map(_has_ended, found)) else None
-            is_over = all(map(_has_ended, found)) and (described is None or described.state in _TERMINAL)
-            return Seen(found, is_over)
-
-        try:
-            yield from follow_lines(
-                self._cluster().client,
-                namespace,
-                look,
-                tail=None,
-                clock=SYSTEM_CLOCK,
-                container_of=status.own_container,
-                since_s=age_s,
-                has_times=True,
-            )
-        except AuthError as exc:
-            raise ValueError(f"cannot follow the log of replica {k} of role `{role_name}`: {exc.message}") from exc
-        except RunNotFound:
-            logger.warning("app `%s` has no log of replica %s of role `%s` any more", app_id, k, role_name)
+    def _is_over(self, app_id: str) -> bool:
+        described = self.describe(app_id)
+        return described is None or described.state in _TERMINAL
 
 
 _TERMINAL = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
@@ -759,19 +658,6 @@ def _words_of(exc: Any) -> str:
     except (TypeError, ValueError, KeyError):
         text = str(exc.reason)
     return text if len(text) <= _LONGEST_WORDS else f"… {text[-_LONGEST_WORDS:]}"
-
-
-def _log_of(api: Any, query: Mapping[str, Any]) -> str | None:
-    """The log of a pod, also if it is not UTF-8, which the client refuses."""
-    try:
-        return api.read_namespaced_pod_log(**query)  # type: ignore[no-any-return]
-    except UnicodeDecodeError:
-        answer = api.read_namespaced_pod_log(**query, _preload_content=False)
-        return bytes(answer.data).decode("utf-8", "backslashreplace")
-
-
-def _has_ended(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _as_items(wrapper: Mapping[str, Any]) -> list[dict[str, Any]]:

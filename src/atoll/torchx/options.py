@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypedDict
 
 from atoll.errors import InvalidSpec
 from atoll.kube import appwrapper
@@ -204,3 +204,37 @@ def overlay_problems(given: Any, where: str = "overlay") -> Iterator[str]:
     containers = (found.get("spec") or {}).get("containers", [])
     if not isinstance(containers, list) or not all(isinstance(each, Mapping) for each in containers):
         yield f"{where}.spec.containers: a list of tables"
+
+
+class KubernetesMCADOpts(TypedDict, total=False):
+    """The run options; `torchx runopts kubernetes_mcad` explains them."""
+
+    namespace: str | None
+    image_repo: str | None
+    service_account: str | None
+    priority: int | None
+    priority_class_name: str | None
+    image_secret: str | None
+    coscheduler_name: str | None
+    network: str | None
+    dialect: str | None
+    layout: str | None
+    context: str | None
+    queue: str | None
+    queue_priority: str | None
+    overlay: str | None
+    reserved_millicpu: int | None
+    reserved_memmb: int | None
+    shm_size: str | None
+    gpu_resource: str | None
+    retry_limit: int | None
+    retry_pause: str | None
+    warmup_grace: str | None
+    failure_grace: str | None
+    keep_failed: str | None
+    success_ttl: str | None
+    terminal_exit_codes: str | None
+    retryable_exit_codes: str | None
+    code_store: str | None
+    all_apps: bool | None
+    quiet: bool | None
