@@ -25,6 +25,9 @@ OnDeadline = Literal["leave", "cancel"]
 _FIRST_S, _LONGEST_S = 0.02, 2.0
 _LEAST_READING_S = 0.5
 """The time that a reading has even if the deadline is nearer, so that `wait(0)` returns when the run has ended."""
+_LOST_S = 3.0
+"""How long a replica has to be lost to be taken for lost. A cancel by another process records itself only when the
+replicas are gone."""
 _MAX_OUTAGE_S = 300.0
 """The longest outage that is retried: replicas survive shorter ones, so a waiting process should, too."""
 
@@ -52,10 +55,17 @@ def wait(
     deadline, outage = Deadline(timeout_s, clock), _Outage(on_trouble, clock)
     pauses = backoff(_FIRST_S, cap_s=_LONGEST_S)
     last: RunStatus | None = None
+
+    def read() -> RunStatus:
+        return status() if timeout_s is None else answer_within(max(deadline.remaining_s, _LEAST_READING_S), status)
+
     while True:
         now: RunStatus | None
         try:
-            now = status() if timeout_s is None else answer_within(max(deadline.remaining_s, _LEAST_READING_S), status)
+            now = read()
+            if last is not None and _lost(now) - _lost(last):
+                clock.sleep(min(_LOST_S, deadline.remaining_s))
+                now = read()
             outage.end()
         except Unanswered:
             raise timed_out(deadline, last) from None
@@ -139,6 +149,10 @@ def counts_text(status: RunStatus) -> str:
 
 def _is_over(status: RunStatus, ranks: Collection[int] | None) -> bool:
     return all(r.state.is_terminal for r in status.replicas if ranks is None or r.rank in ranks)
+
+
+def _lost(status: RunStatus) -> set[int]:
+    return {r.rank for r in status.replicas if r.state is ReplicaState.LOST}
 
 
 def _has_failed(status: RunStatus) -> bool:

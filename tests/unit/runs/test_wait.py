@@ -53,6 +53,15 @@ def test_fail_fast_returns_at_the_first_failure():
         wait(script(RUNNING, MIXED), timeout_s=1, clock=FakeClock())
 
 
+def test_a_cancel_that_is_not_recorded_yet_is_not_taken_for_a_loss():
+    lost = RunStatus.lost(2, "no such job")
+    cancelled, seen = RunStatus.uniform(2, ReplicaState.CANCELLED, Reason.CANCELLED), []
+    assert wait(script(RUNNING, lost, cancelled), on_change=seen.append, clock=FakeClock()) == cancelled
+    assert seen == [RUNNING, cancelled]
+    assert wait(script(RUNNING, lost), clock=FakeClock()) == lost
+    assert wait(script(RUNNING, lost), timeout_s=2, clock=FakeClock()) == lost
+
+
 def test_a_backend_briefly_out_of_reach_is_asked_again():
     assert wait(script(RUNNING, BackendUnavailable("x"), BackendUnavailable("x"), DONE), clock=FakeClock()) == DONE
     with pytest.raises(BackendUnavailable):
