@@ -441,8 +441,10 @@ class KubernetesMCADScheduler(DockerWorkspaceMixin, Scheduler[KubernetesMCADOpts
                     f"an AppWrapper `{name}` exists in `{namespace}`; submit again, which makes a new name"
                 ) from exc
             if exc.status == 404:
+                if "namespaces" in _words_of(exc):
+                    raise ValueError(f"the cluster has no namespace `{namespace}`") from exc
                 raise ValueError(
-                    f"the cluster has no namespace `{namespace}`, or no AppWrappers of {group}/{version}"
+                    f"the cluster has no AppWrappers of {group}/{version}: install the controller for them"
                 ) from exc
             raise
         return f"{namespace}:{answer['metadata']['name']}"

@@ -262,6 +262,17 @@ def test_a_name_that_is_taken_is_a_value_error(connect):
         submitted(scheduler)
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [('namespaces "nowhere" not found', "no namespace `nowhere`"), ("404 page not found", "install the controller")],
+)
+def test_a_missing_namespace_is_told_from_a_missing_controller(connect, words, wanted):
+    cluster, scheduler = connect(V1BETA2)
+    cluster.refused["POST"] = failure(404, "NotFound", message=words)
+    with pytest.raises(ValueError, match=wanted):
+        submitted(scheduler, namespace="nowhere")
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_refused_requests_name_the_verb_and_the_resource(connect, status):
     cluster, scheduler = connect(V1BETA2)
