@@ -53,6 +53,7 @@ from atoll.executors.several.parts import (
     title,
     unanswered,
 )
+from atoll.executors.several.unusable import Unusable
 from atoll.executors.undo import has_created_nothing, submit_or_stop
 from atoll.handle import RunHandle
 from atoll.spec import Placement
@@ -192,13 +193,18 @@ class SeveralExecutor:
     def parts_of(self, handle: RunHandle) -> list[PartHandle]:
         found, first_rank = list[PartHandle](), 0
         for number, part in enumerate(part_handles(handle)):
-            found.append(PartHandle(self._executor(number, part.executor), part, first_rank))
+            try:
+                executor = self._executor(number, part.executor)
+            except ConfigError as exc:  # such as a package that is missing here; the other parts can be used
+                executor = Unusable(part.executor, exc)
+            found.append(PartHandle(executor, part, first_rank))
             first_rank += part.replicas
         return found
 
     def status(self, handle: RunHandle) -> RunStatus:
         """Of each part whose backend answers. Of the others what the store has, where replicas report all to it;
-        elsewhere PENDING with the reason NO_ANSWER, which `Run.status` completes from the store.
+        elsewhere PENDING with the reason NO_ANSWER, which `Run.status` completes from the store. A backend that
+        cannot be asked because of the setup of this machine does not answer, either.
 
         Raises if no backend answers.
         """
@@ -297,27 +303,27 @@ class SeveralExecutor:
         return self._made[name]
 
 
-def _status_or_error(part: PartHandle) -> RunStatus | BackendError:
+def _status_or_error(part: PartHandle) -> RunStatus | BackendError | ConfigError:
     try:
         return part.executor.status(part.handle)
-    except BackendError as exc:
+    except (BackendError, ConfigError) as exc:
         return exc
 
 
-def _raise_if_none_answers(answers: Sequence[RunStatus | BackendError]) -> None:
-    errors = [answer for answer in answers if isinstance(answer, BackendError)]
+def _raise_if_none_answers(answers: Sequence[RunStatus | BackendError | ConfigError]) -> None:
+    errors = [answer for answer in answers if not isinstance(answer, RunStatus)]
     if errors and len(errors) == len(answers):
         raise errors[0]
 
 
-def _joined(parts: Sequence[PartHandle], answers: Sequence[RunStatus | BackendError]) -> RunStatus:
+def _joined(parts: Sequence[PartHandle], answers: Sequence[RunStatus | BackendError | ConfigError]) -> RunStatus:
     """The status of a run; the store is read for the parts that have an error, if their executor can read it."""
     statuses = map(_without_error, parts, answers)
     return joined_status((part.executor.name, status) for part, status in zip(parts, statuses, strict=True))
 
 
-def _without_error(part: PartHandle, answer: RunStatus | BackendError) -> RunStatus:
-    if not isinstance(answer, BackendError):
+def _without_error(part: PartHandle, answer: RunStatus | BackendError | ConfigError) -> RunStatus:
+    if isinstance(answer, RunStatus):
         return answer
     if isinstance(part.executor, StoreReader):
         return part.executor.stored_status(part.handle, answer.message)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from atoll import journal
+from atoll import journal, registry
 from atoll.context import RunContext
-from atoll.errors import AtollError, BackendUnavailable, ConfigError, Conflict, StopFailed
+from atoll.errors import AtollError, BackendUnavailable, ConfigError, Conflict, MissingExtra, StopFailed
 from atoll.executors.base import Capabilities, Plan, StoreReader
 from atoll.executors.several.executor import SeveralExecutor
 from atoll.executors.several.parts import joined_handle
@@ -212,3 +212,42 @@ def test_a_cancel_stops_the_other_parts(error: AtollError) -> None:
     with pytest.raises(StopFailed, match=error.message):
         executor.cancel(handle)
     assert other.stopped == [None]
+
+
+def test_a_part_that_this_machine_cannot_ask_hides_no_other() -> None:
+    executor, handle = several(Place("one", ConfigError("no login here")), Place("two"))
+    assert [(row.reason, row.progress.problem) for row in executor.status(handle).replicas] == [
+        (Reason.NO_ANSWER, "no login here"),
+        (Reason.NO_ANSWER, "no login here"),
+        (Reason.OK, ""),
+        (Reason.OK, ""),
+    ]
+    executor, handle = several(Place("one", ConfigError("no login here")))
+    with pytest.raises(ConfigError, match="no login here"):
+        executor.status(handle)
+
+
+def test_the_other_parts_of_one_whose_package_is_missing_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may lack what the launcher had installed. To abandon the run has to stop the others, too."""
+    other = Place("two")
+    _, handle = several(Place("one"), other)
+
+    def made(name: str, **_: object) -> Place:
+        if name == "one":
+            raise MissingExtra("package", extra="one")
+        return other
+
+    monkeypatch.setattr(registry, "executor", made)
+    executor = SeveralExecutor()
+    assert [row.reason for row in executor.status(handle).replicas] == [Reason.NO_ANSWER] * 2 + [Reason.OK] * 2
+    with pytest.raises(StopFailed, match="`package` is not installed") as caught:
+        executor.cancel(handle)
+    assert caught.value.left_running == ("one://here/exp?replicas=2",)
+    assert other.stopped == [None]
+    with pytest.raises(ConfigError, match="`package` is not installed"):
+        executor.logs(handle, 0)
+    placement = Placement(replicas=4, parts=(Part("one", 2), Part("two", 2)))
+    run = Run(RunSpec("exp", Task("train:main"), placement), executor, open_store("memory://missing"), handle)
+    run.cancel(abandon=True)
+    assert other.stopped == [None, None]
+    assert run.status().is_terminal
