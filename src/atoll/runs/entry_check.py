@@ -86,6 +86,9 @@ def check_sent(task: Task, root: str) -> None:
     """The same for code that runs on other machines: they may have files and a version of Python that are not here."""
     entry = decided_sent(Entry.of_record(task.entry), root)
     path = os.path.join(root, entry.script) if entry.script else find_module(entry.place, [root])
+    if entry.script and path is not None and not os.path.isabs(entry.script) and not os.path.isfile(path):
+        rule = "a script is named by its path in the folder that is sent"
+        raise InvalidSpec("task", [f"entry=`{task.entry}`: there is no file `{path}`; {rule}{_similar_script(path)}"])
     if path is not None and os.path.isfile(path):
         with suppress(SyntaxError):
             _check_source(task, entry, path)

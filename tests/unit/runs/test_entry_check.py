@@ -287,8 +287,15 @@ def test_code_that_is_sent_elsewhere_is_checked_as_far_as_it_is_here(root):
             entry_check.check_sent(Task(entry), root)
         assert words in caught.value.problems[0]
     (Path(root) / "newer.py").write_text("type X = int; def train(:\n")
-    for entry in ("job:train", "of_the_image:train", "of_the_image.py", "newer:train", "json:JSONEncoder"):
+    for entry in ("job:train", "of_the_image:train", "/of/the/image.py", "newer:train", "json:JSONEncoder"):
         entry_check.check_sent(Task(entry), root)
+
+
+def test_a_script_that_is_not_in_the_folder_that_is_sent_is_refused(root):
+    """Its path begins at that folder, and not at the working folder of the command."""
+    for entry in ("code/job.py:train", "code/job.py", "jbo.py:train"):
+        with pytest.raises(InvalidSpec, match="a script is named by its path in the folder that is sent"):
+            entry_check.check_sent(Task(entry), root)
 
 
 @pytest.fixture
