@@ -53,7 +53,7 @@ class AttemptUpload:
         self._upload_log(store, final)
         self._upload_beat(store, final, problem)
         if final:
-            self._upload_outcome(store)
+            self.upload_outcome(store)
 
     def _echo_log(self) -> None:
         """In a container, print the log to the container's own output too."""
@@ -122,7 +122,8 @@ class AttemptUpload:
             store.put(self._keys.beat(self._rank), json.dumps({**beat, "beat_at": time.time()}).encode())
             self._beat, self._beat_at = beat, time.monotonic()
 
-    def _upload_outcome(self, store: Store) -> None:
+    def upload_outcome(self, store: Store) -> None:
+        """Upload the outcome and the result, if the attempt has written one."""
         outcome = read_record(self._attempt.outcome)
         if not outcome:
             return  # supervisor and replica died before they wrote one: the backend's status is the answer

@@ -265,10 +265,21 @@ class Uploader:
                 log.warning("rank %d: upload failed: %s", attempt[0], exc)
             if is_final and (time.monotonic() > self._ended[attempt] or not getattr(exc, "retryable", False)):
                 text = " ".join(str(exc).split())
-                self._reply(attempt, f"its outcome is not in the store: {text}"[:400])
+                self._reply(attempt, f"{self._left_out(attempt, exc)} not in the store: {text}"[:400])
             return
         if is_final:
             self._reply(attempt, "")
+
+    def _left_out(self, attempt: tuple[int, int], error: BaseException) -> str:
+        """What the store lacks after the last try. A full disk has often no room for the end of the log, but for the
+        outcome."""
+        if not is_full(error):
+            return "its outcome is"
+        try:
+            self._uploads[attempt].upload_outcome(self._store)
+        except (StoreError, OSError):
+            return "its outcome is"
+        return "the end of its log is"
 
     def _reply(self, attempt: tuple[int, int], problem: str) -> None:
         self._uploads.pop(attempt, None)

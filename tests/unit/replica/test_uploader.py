@@ -22,9 +22,15 @@ PLAN = {"run_id": "r", "store": "file:///mnt/small%20disk?fsync=0", "label": "no
 
 
 class FullStore(MemoryStore):
-    """A store whose disk may be full."""
+    """A store whose disk may be full, or without room for logs."""
 
-    is_full = False
+    is_full = has_no_room_for_logs = False
+
+    def create(self, key: str, data: Any) -> None:
+        if self.has_no_room_for_logs and "/logs/" in key:
+            error = StoreUnavailable(f"cannot create `{key}`", uri=self.uri, key=key)
+            raise error from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().create(key, data)
 
     def put(self, key: str, data: Any) -> None:
         if self.is_full:
@@ -97,6 +103,25 @@ def test_a_missing_reserve_means_that_the_disk_was_full_a_moment_ago(bench):
     assert bench.problem() == f"disk full: {bench.spool.root}"
     bench.spool.write_reserve()
     assert bench.problem() == ""
+
+
+def test_the_outcome_is_stored_if_only_the_log_has_no_room(bench):
+    """The replica has succeeded. A run without its outcome has failed."""
+    bench.store.has_no_room_for_logs = True
+    attempt = bench.spool.attempt(0, 0)
+    attempt.log.write_text("a long log\n")
+    attempt.outcome.write_text(json.dumps({"state": "succeeded"}))
+    attempt.result.write_text("3")
+    bench.link._waiting[0] = float("inf")
+    bench.uploader._read_commands(b"ended 0 0\n")
+    bench.uploader._upload_all()
+    assert list(bench.link.stored_ranks()) == []  # the disk may have room soon
+    bench.uploader._ended[0, 0] = 0.0
+    bench.uploader._upload_all()
+    ((rank, problem),) = bench.link.stored_ranks()
+    assert rank == 0
+    assert problem.startswith("the end of its log is not in the store: cannot create `runs/r/logs/")
+    assert json.loads(bytes(bench.store.get(RunKeys("r").outcome(0, 0))))["result"] == 3
 
 
 @pytest.mark.parametrize(
