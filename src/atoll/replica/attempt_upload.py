@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.errors import KeyExists
 from atoll.keys import RunKeys
-from atoll.replica.spool import Spool, read_record
+from atoll.replica.spool import Spool, read_record, with_warning
 from atoll.status import CALLED, LOADING
 from atoll.stores.base import Store
 from atoll.terminal_text import shown_line
@@ -122,11 +122,12 @@ class AttemptUpload:
             store.put(self._keys.beat(self._rank), json.dumps({**beat, "beat_at": time.time()}).encode())
             self._beat, self._beat_at = beat, time.monotonic()
 
-    def upload_outcome(self, store: Store) -> None:
+    def upload_outcome(self, store: Store, warning: str = "") -> None:
         """Upload the outcome and the result, if the attempt has written one."""
         outcome = read_record(self._attempt.outcome)
         if not outcome:
             return  # supervisor and replica died before they wrote one: the backend's status is the answer
+        outcome = with_warning(outcome, warning) if warning else outcome
         progress = read_record(self._attempt.progress)
         outcome |= {"round_no": progress.get("round_no"), "metrics": progress.get("metrics", {})}
         outcome |= {"rank": self._rank, "attempt": self._number}  # the replica's own record does not have them

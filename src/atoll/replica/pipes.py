@@ -62,6 +62,8 @@ class OutputPipe:
         self.read_end, self._write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         self.is_open = True
+        self.lost_bytes = 0
+        """How much of the output is not in the log file, because the disk was full."""
         try:
             fcntl.fcntl(self.read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
@@ -102,15 +104,17 @@ class OutputPipe:
         os.close(self._file)
 
     def _write(self, data: bytes) -> None:
-        if OutputPipe.write_error is not None:
-            return
         view = memoryview(data)
+        if OutputPipe.write_error is not None:
+            self.lost_bytes += len(view)
+            return
         try:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as exc:
             # A full disk must not block the replica. Output is dropped: free space is for the run's outcome.
             OutputPipe.write_error = exc
+            self.lost_bytes += len(view)
             log.warning("replica output is lost from here on: %s", exc)
 
 

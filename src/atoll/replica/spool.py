@@ -160,3 +160,9 @@ def read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def with_warning(outcome: dict[str, Any], warning: str) -> dict[str, Any]:
+    """The record of an outcome with one more warning. User code can have overwritten it."""
+    before = outcome.get("warnings")
+    return {**outcome, "warnings": [*(before if isinstance(before, list) else []), warning]}

@@ -30,7 +30,7 @@ from atoll.context import ATTEMPT, SPOOL, TIMED_OUT
 from atoll.replica import processes
 from atoll.replica.pipes import KillPipe, OutputPipe
 from atoll.replica.rank_process import ExitVerdict, RankProcess, StopReason, exit_verdict
-from atoll.replica.spool import Attempt, Spool, read_json, read_record
+from atoll.replica.spool import Attempt, Spool, read_json, read_record, with_warning
 from atoll.replica.uploader import UploaderLink
 from atoll.status import Reason, ReplicaState
 
@@ -279,6 +279,9 @@ class Supervisor:
             "exit_code": verdict.exit_code,
             "host": self._host,
         }
+        if output.lost_bytes:
+            lost = f"{output.lost_bytes:,} bytes of output are not in the log, because the disk was full"
+            record = with_warning(record, lost)
         self._write(attempt.outcome, record)
         process.ended(verdict, time.time())
         self._uploader.send("ended", process.rank, process.attempt, timeout_s=self._store_timeout_s(process))

@@ -276,7 +276,8 @@ class Uploader:
         if not is_full(error):
             return "its outcome is"
         try:
-            self._uploads[attempt].upload_outcome(self._store)
+            warning = "the end of the log is not in the store, whose disk was full"
+            self._uploads[attempt].upload_outcome(self._store, warning)
         except (StoreError, OSError):
             return "its outcome is"
         return "the end of its log is"

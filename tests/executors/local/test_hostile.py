@@ -392,6 +392,10 @@ def test_a_full_disk_under_spool_and_log_does_not_end_the_supervisor(tmp_path):
         output.drain()
         with pytest.raises(BlockingIOError):
             os.read(output.read_end, 1)  # the pipe is empty again, so the replica can go on writing
+        assert output.lost_bytes == 6
+        os.write(output._write_end, b"more")
+        output.drain()
+        assert output.lost_bytes == 10
         with suppress(OSError):
             log.flush()
         patch.undo()

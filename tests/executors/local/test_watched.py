@@ -51,6 +51,12 @@ def fill(ctx, folder):
         time.sleep(0.05)
     print("the last line", flush=True)
     return "done"
+
+
+def flood(ctx):
+    for _ in range(600):
+        print("x" * 9_999, flush=True)
+    return "done"
 """
 
 
@@ -148,6 +154,19 @@ def test_a_full_disk_is_named_while_it_lasts(code, store, small, which):
     assert run.result().values == ["done"]
     assert list(run.logs(0))[-1] == "the last line"
     assert StoredRun(run.store, run.id).beats(1)[0].progress.last_line == "the last line"
+
+
+def test_output_that_is_lost_on_a_full_disk_is_a_warning(code, store, small):
+    """Also when the run is over and the disk has room again."""
+    (code / "load").touch()
+    run = atoll.launch("watched:flood", store=store, settings={"root": str(small)})
+    assert run.wait(LIMIT_S).state is ReplicaState.SUCCEEDED
+    (warning,) = run.result().warnings
+    assert warning.startswith("rank 0: ")
+    assert warning.endswith(" bytes of output are not in the log, because the disk was full")
+    lost = int(warning.split()[2].replace(",", ""))
+    log = Spool(f"/{run.handle.native_id}").attempt(0, 0).log
+    assert log.stat().st_size + lost == 6_000_000
 
 
 def test_a_container_says_in_its_heartbeat_that_its_own_disk_is_full(code, store, small, monkeypatch):

@@ -121,7 +121,9 @@ def test_the_outcome_is_stored_if_only_the_log_has_no_room(bench):
     ((rank, problem),) = bench.link.stored_ranks()
     assert rank == 0
     assert problem.startswith("the end of its log is not in the store: cannot create `runs/r/logs/")
-    assert json.loads(bytes(bench.store.get(RunKeys("r").outcome(0, 0))))["result"] == 3
+    outcome = json.loads(bytes(bench.store.get(RunKeys("r").outcome(0, 0))))
+    assert outcome["result"] == 3
+    assert outcome["warnings"] == ["the end of the log is not in the store, whose disk was full"]
 
 
 @pytest.mark.parametrize(
