@@ -134,6 +134,20 @@ def test_a_run_that_the_backend_shows_is_not_over_although_it_cannot_be_stopped(
     atoll.attach(run_id).cancel()
 
 
+def test_a_cancel_stops_an_abandoned_launch_on_another_backend(cli, inside, run_id, monkeypatch, caplog):
+    """Once its backend answers again. Until then, the warning names it."""
+    first = atoll.attach(run_id)
+    with gone(monkeypatch, first.handle):
+        assert inside("cancel", run_id, "--abandon").code == 0
+        done = inside("resume", run_id, "--detach", "--on", "join:2", "--workspace", str(cli.folder), "--json")
+        assert done.code == 0, done.stderr
+        assert inside("cancel", run_id).code == 0
+        assert "launch 1 was abandoned, and may still run: no answer" in caplog.text
+    assert first.executor.status(first.handle).state is ReplicaState.RUNNING
+    assert inside("cancel", run_id).code == 0
+    assert first.executor.status(first.handle).state is ReplicaState.CANCELLED
+
+
 def test_single_ranks_cannot_be_abandoned(inside, run_id):
     done = inside("cancel", run_id, "--abandon", "--rank", 0, "--json")
     assert done.code == 2

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll import journal
+from atoll import journal, registry
 from atoll._threads import Unanswered, answer_within
 from atoll.errors import AtollError, BackendError, ConfigError, RunNotFound, StoreError, StoreUnavailable
 from atoll.executors.base import Executor, ranks_to_stop
@@ -29,6 +29,8 @@ RECORD_TIMEOUT_S = 15.0
 """How long `attach` and `Run.cancel` wait for the store if they can do without it."""
 STATUS_TIMEOUT_S = 10.0
 """`Run.wait` and `Run.cancel` retry a store request for at most this long, so that the caller sees an outage soon."""
+_ABANDONED_S = 60.0
+"""How long `Run.cancel` waits for another backend, on which an earlier launch was abandoned."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,18 @@ class Cancellation:
         """Stop what undone launches may have left; a store that does not answer leaves that to `sweep`.
 
         A launch that was started was over when the run was resumed, perhaps because its machines were lost: it is
-        stopped where its backend answers, and so is one that was abandoned.
+        stopped where its backend answers, and so is one that was abandoned, on any backend.
         """
         for number in range(1, self._run.launch):
             with suppress(StoreError, Unanswered):
-                handle, has_to_be_stopped = answer_within(RECORD_TIMEOUT_S, partial(self._earlier, number))
-                if handle is None or handle.executor != self._executor.name:
+                handle, has_to_be_stopped, is_abandoned = answer_within(
+                    RECORD_TIMEOUT_S, partial(self._earlier, number)
+                )
+                if handle is None:
+                    continue
+                if handle.executor != self._executor.name:
+                    if is_abandoned:
+                        self._stop_abandoned(number, handle)
                     continue
                 try:
                     self._executor.cancel(handle)
@@ -189,13 +197,27 @@ class Cancellation:
                         raise
                     log.info("run %s: launch %d was over, and is not stopped: %s", self._run.id, number, exc.message)
 
-    def _earlier(self, number: int) -> tuple[RunHandle | None, bool]:
-        """The handle of an earlier launch, and whether it was undone, and not abandoned."""
+    def _earlier(self, number: int) -> tuple[RunHandle | None, bool, bool]:
+        """The handle of an earlier launch, whether it was undone, and not abandoned, and whether it was abandoned."""
         launch = journal.launch_at(self._store, self._run.id, number)
         cancel = journal.read_cancel(self._store, self._run.id, launch=number)
         is_abandoned = cancel is not None and cancel.is_abandoned
         handle = journal.handle_to_stop(self._store, self._run.id, number)
-        return handle, launch.undone is not None and not is_abandoned
+        return handle, launch.undone is not None and not is_abandoned, is_abandoned
+
+    def _stop_abandoned(self, number: int, handle: RunHandle) -> None:
+        """Stop what an abandoned launch on another backend may have left, if that backend answers again."""
+        try:
+            answer_within(_ABANDONED_S, lambda: registry.executor(handle.executor).cancel(handle))
+        except (AtollError, Unanswered) as exc:
+            why = exc.message if isinstance(exc, AtollError) else "no answer"
+            log.warning(
+                "run %s: launch %d was abandoned, and may still run: %s; `atoll cancel '%s'` stops it",
+                self._run.id,
+                number,
+                why,
+                handle,
+            )
 
     def _intended(self) -> RunHandle | None:
         """The handle of a launch that is not finished. Intents of earlier versions have none: plan it again."""
