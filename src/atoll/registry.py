@@ -97,7 +97,11 @@ def store_uri(given: str | os.PathLike[str]) -> str:
         return text.rstrip("/") if not text.endswith("://") else text
     from urllib.parse import quote
 
-    path = os.path.abspath(os.path.expanduser(text))
+    try:
+        path = os.path.abspath(os.path.expanduser(text))
+    except FileNotFoundError as exc:
+        what = f"store `{text}`: the working folder, in which this path begins, was deleted"
+        raise ConfigError(what, hint="cd to another one, or give the whole path") from exc
     _refuse_options(text, path)
     return "file://" + quote(path)
 

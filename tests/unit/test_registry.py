@@ -87,6 +87,16 @@ def test_what_is_no_address_is_named(given, said):
     assert caught.value.hint is None
 
 
+def test_a_path_that_begins_in_a_deleted_folder_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ConfigError, match="the working folder, in which this path begins, was deleted"):
+        registry.open_store("runs")
+    assert registry.store_uri(f"{tmp_path}/runs") == f"file://{tmp_path}/runs"
+
+
 def test_options_behind_a_path_are_refused_with_the_uri_that_takes_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=re.escape("`a b?recycle=1&fsync=0`")) as caught:
