@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -368,6 +370,31 @@ def test_a_log_that_is_gone_is_not_called_empty(monkeypatch):
     assert executor.stream_logs(handle) == wanted
     run.logs = MagicMock(return_value=iter(()))
     assert executor.stream_logs(handle).endswith("was cancelled and has printed nothing>")
+
+
+def test_a_poll_of_another_thread_that_began_earlier_takes_no_state_back(monkeypatch):
+    executor, clock = EKSExecutor(IMAGE, context="prod", store=STORE), FakeClock()
+    executor._clock = clock
+    first, second = handles_of("a", 2)
+    has_begun, may_end = Event(), Event()
+
+    def run_status(replica: Replica) -> RunStatus:
+        state = ReplicaState.SUCCEEDED
+        if replica.rank == 0 and not has_begun.is_set():
+            state = ReplicaState.RUNNING  # it was read before the end, and arrives after it
+            has_begun.set()
+            assert may_end.wait(30)
+        return RunStatus(tuple(ReplicaStatus(rank, state, Reason.OK) for rank in range(2)))
+
+    monkeypatch.setattr(executor, "_run_status", run_status)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(executor.poll, first)
+        assert has_begun.wait(30)
+        clock.sleep(0.1)
+        assert executor.poll(second) == "succeeded"
+        may_end.set()
+        assert slow.result(30) == "running"
+    assert [executor.poll(each) for each in (second, first)] == ["succeeded"] * 2
 
 
 def handles_of(run_id: str, replicas: int) -> list[ReplicaHandle]:

@@ -45,6 +45,7 @@ class _Reading(NamedTuple):
     of: tuple[str, str]
     status: RunStatus
     polled: set[int]
+    begun_at: float
     read_at: float
 
 
@@ -182,7 +183,10 @@ class EKSExecutor(Facade):
         is_old = reading is None or reading.of != of or now - reading.read_at > _ROUND_S
         if reading is None or is_old or replica.rank in reading.polled:
             status = self._run_status(replica)
-            reading = self._reading = _Reading(of, status, set(), self._clock.monotonic())
+            reading = _Reading(of, status, set(), now, self._clock.monotonic())
+            newest = self._reading
+            if newest is None or newest.of != of or newest.begun_at <= now:
+                self._reading = reading  # unless another thread has read the status later
         reading.polled.add(replica.rank)
         return str(reading.status.replicas[replica.rank].state)
 
