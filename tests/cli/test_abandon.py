@@ -117,6 +117,7 @@ def test_a_half_started_run_can_be_abandoned_and_resumed(cli, inside, run_id, mo
     with gone(monkeypatch, lost):
         assert inside("cancel", run_id, "--abandon").code == 0
         assert {r["state"] for r in inside("status", run_id, "--json").data["replicas"]} == {"lost"}
+        assert "none: its launcher did not finish the start\n" in inside("status", run_id).stdout
         done = inside("resume", run_id, "--detach", "--arg", f"gate={cli.folder / 'never'}", "--json")
         assert done.code == 0, done.stderr
         assert done.data["launch"] == 3

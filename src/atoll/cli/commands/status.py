@@ -85,7 +85,7 @@ def status_text(
         ("program" if run.spec.task.program else "entry", Cell(run.spec.task.title)),
         ("time", Cell(units.duration_text(took) if took is not None else _no_time(status))),
         *([("cost", Cell(str(cost)))] if cost is not None else []),
-        ("handle", Cell(handle_text(run) or "none: the run was never started")),
+        ("handle", Cell(handle_text(run) or "none: its launcher did not finish the start")),
         ("store", Cell(run.store.uri)),
     ]
     if problems := problems_text(status):
