@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ import pytest
 
 import atoll
 from atoll import journal
+from atoll.cli.commands import cancel
 from atoll.errors import AtollError, BackendUnavailable, ConfigError, StopFailed
 from atoll.executors.local.executor import LocalExecutor
 from atoll.handle import RunHandle
@@ -154,3 +156,17 @@ def test_single_ranks_cannot_be_abandoned(inside, run_id):
     assert done.code == 2
     assert "--rank" in done.error["message"]
     atoll.attach(run_id).cancel()
+
+
+def test_a_cancel_that_takes_long_says_that_it_goes_on(inside, run_id, monkeypatch):
+    stop = LocalExecutor.cancel
+
+    def slow(self, handle, ranks=None):
+        time.sleep(0.5)
+        stop(self, handle, ranks)
+
+    monkeypatch.setattr(LocalExecutor, "cancel", slow)
+    monkeypatch.setattr(cancel, "_SLOW_S", 0.05)
+    done = inside("cancel", run_id)
+    assert done.code == 0
+    assert f"run `{run_id}`: waiting until its backend has stopped every replica" in done.stderr

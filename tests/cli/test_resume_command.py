@@ -44,6 +44,7 @@ def test_a_run_that_is_over_is_resumed_as_its_next_launch_and_the_old_logs_are_k
     assert adopted.code == 0, adopted.stderr
     assert adopted.data["launch"] == 2
     assert adopted.lines()[0]["event"] == "adopted"
+    assert f"run `{run_id}`: launch 3 on local" in cli("resume", run_id).stderr
 
 
 def test_a_running_run_is_not_resumed_and_nothing_is_recorded(cli, inside):

@@ -101,6 +101,7 @@ def test_old_runs_are_pruned_and_young_ones_stay(cli, inside):
     assert resumed.code == 2
     assert "--from" in resumed.error["hint"]
     assert inside("prune", "--older-than", "soon", "--store", "store").code == 2
+    assert "there is no such folder" in inside("prune", "--older-than", "0s", "--store", "typo", "--yes").stderr
 
 
 def test_the_newest_weights_can_be_kept_and_nothing_else_of_the_rounds(memory):

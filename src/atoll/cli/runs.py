@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
 from atoll import journal, registry
+from atoll.disk import folder_of
 from atoll.errors import AtollError, RunNotFound, closest
 from atoll.executors.base import Linker
 from atoll.handle import RunHandle
@@ -146,3 +148,9 @@ def _executor_settings(settings: Config, name: str, store: str | None) -> dict[s
     opened = registry.open_store(store or "")
     newest = journal.newest_launch(opened, name)
     return settings.executor_settings(journal.read_launch(opened, name, newest.number).executor)
+
+
+def is_missing(store: Store) -> bool:
+    """Whether this is a folder that does not exist, perhaps because of a typing error."""
+    folder = folder_of(store.uri)
+    return folder is not None and not os.path.isdir(folder)

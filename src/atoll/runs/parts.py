@@ -49,17 +49,23 @@ def chosen_parts(on: On) -> list[Chosen] | None:
     """The parts of a run; None if `on` is one backend without a number of replicas."""
     if isinstance(on, str):
         found = _COUNTED.match(on.strip())
-        return None if found is None else [Chosen(found[1].strip(), int(found[2]))]
+        return None if found is None and _is_backend(on) else [_part(on)]
     if isinstance(on, Executor) or not isinstance(on, list | tuple):
         return None
     if not on:
         raise InvalidSpec("this run", [f"on={shown(on)}: {RULE}"])
-    if len(on) == 1 and isinstance(on[0], str) and _COUNTED.match(on[0].strip()) is None:
+    if len(on) == 1 and isinstance(on[0], str) and _COUNTED.match(on[0].strip()) is None and _is_backend(on[0]):
         return None
     problems = Problems()
     parts = [problems.trying(lambda e=each: _part(e)) for each in on]  # type: ignore[misc]
     problems.raise_any("this run")
     return [part for part in parts if part is not None]
+
+
+def _is_backend(text: str) -> bool:
+    """Whether this is not meant as a backend with a number of replicas, such as `local:two`."""
+    head, colon, _ = text.partition(":")
+    return not colon or registry.plain_name(head.strip()) not in registry.known("executor")
 
 
 def one_backend(on: On) -> Any:

@@ -88,7 +88,9 @@ def test_the_forms_of_parts() -> None:
     assert backend_names(("eks:1", "hf-jobs:2", "eks:3")) == ["kubernetes", "hf_jobs"]
 
 
-@pytest.mark.parametrize("on", [[], [("local", 0)], [("local", 1), "modal"], [("local", True)], [("local", 1), 5]])
+@pytest.mark.parametrize(
+    "on", [[], [("local", 0)], [("local", 1), "modal"], [("local", True)], [("local", 1), 5], "hf-jobs:x", ["local:x"]]
+)
 def test_a_wrong_part_is_refused(on: Any) -> None:
     with pytest.raises(InvalidSpec) as caught:
         prepare(ENTRY, on=on)

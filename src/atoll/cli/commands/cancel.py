@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 import click
@@ -20,6 +23,7 @@ from atoll.runs.cancel import status_or_none
 from atoll.runs.run import Run
 from atoll.status import RunStatus
 
+_SLOW_S = 5.0
 log = logging.getLogger("atoll.cli")
 
 
@@ -67,7 +71,8 @@ def _cancel(out: Output, name: str, store: str | None, rank: str | None, *, aban
     run = _found(out, name, store)
     replicas = run.handle.replicas if isinstance(run, UnrecordedRun) else run.spec.placement.replicas
     chosen = None if rank is None else ranks(rank, replicas)
-    stopped = run.cancel(chosen, abandon=abandon)
+    with _told_if_slow(out, run.id):
+        stopped = run.cancel(chosen, abandon=abandon)
     before, after = stopped.before, _status(run)
     was_over = before is not None and all(
         r.state.is_terminal for r in before.replicas if r.rank in (chosen or [r.rank])
@@ -94,6 +99,19 @@ def _cancel(out: Output, name: str, store: str | None, rank: str | None, *, aban
         **({"abandoned": True} if stopped.left_running is not None else {}),
         **({"warning": stopped.warning} if stopped.warning else {}),
     }
+
+
+@contextmanager
+def _told_if_slow(out: Output, run_id: str) -> Iterator[None]:
+    """Say that the command goes on if it takes long: a backend that does not answer is asked for minutes."""
+    text = f"run `{run_id}`: waiting until its backend has stopped every replica, or does not answer for minutes"
+    timer = Timer(_SLOW_S, out.say, (text, "dim"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _others(run: Run, stopped: list[int], status: RunStatus) -> str:

@@ -12,7 +12,7 @@ from atoll.cli.app import command
 from atoll.cli.commands.rm import delete_all
 from atoll.cli.launch_options import duration
 from atoll.cli.output import Output
-from atoll.cli.runs import find_run
+from atoll.cli.runs import find_run, is_missing
 from atoll.errors import AtollError, Conflict
 from atoll.runs import config
 from atoll.runs.delete import Deletion, check_is_over, planned_deletion
@@ -45,7 +45,8 @@ def prune_command(
         if planned is not None and planned.objects:
             found.append((opened, planned))
     if not found:
-        out.say(f"no run in {opened.uri} ended more than {units.duration_text(older_than)} ago and has data to delete")
+        ended = f"ended more than {units.duration_text(older_than)} ago and has data to delete"
+        out.say(f"no run in {opened.uri} {ended}" + (": there is no such folder" if is_missing(opened) else ""))
     delete_all(out, found, yes=yes, dry_run=dry_run)
 
 

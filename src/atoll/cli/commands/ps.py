@@ -5,7 +5,6 @@ All runs are asked at the same time; a run without an answer within the time lim
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,7 @@ from atoll.cli.background import merged
 from atoll.cli.launch_options import duration
 from atoll.cli.output import Cell, Column, Output, Table, one_line
 from atoll.cli.render import STATE_STYLES, part_rows, problems_text
-from atoll.disk import folder_of
+from atoll.cli.runs import is_missing
 from atoll.errors import AtollError, RunNotFound
 from atoll.journal import Launch
 from atoll.runs import config, index
@@ -88,9 +87,7 @@ def _none_text(store: str | None) -> str:
     """Why the list is empty."""
     if store is None:
         return "no runs yet: `atoll run module:function` starts one"
-    folder = folder_of(registry.open_store(store).uri)
-    is_missing = folder is not None and not os.path.isdir(folder)
-    return f"no runs in {store}" + (": there is no such folder" if is_missing else "")
+    return f"no runs in {store}" + (": there is no such folder" if is_missing(registry.open_store(store)) else "")
 
 
 def _from_index(settings: Config, limit: int | None, within_s: float) -> tuple[list[Row], int]:

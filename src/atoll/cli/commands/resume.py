@@ -15,6 +15,7 @@ from atoll.cli.runs import find_run
 from atoll.errors import InvalidSpec
 from atoll.runs import config
 from atoll.runs.config import FIELDS
+from atoll.runs.parts import place_text
 from atoll.runs.run import Run
 
 _PLACEMENT = ("replicas", "gpu", "cpus", "memory_gib", "image", "timeout", "grace", "max_restarts")
@@ -60,7 +61,13 @@ def resume_command(
     changes = _changes(found, options)
     changes |= _backend(found, options)
     again = f"`atoll resume {shlex.quote(run)}` with the same options continues the launch"
-    start_and_watch(out, lambda: found.resume(**changes), again, detach=detach, wait=wait, fail_fast=fail_fast)
+
+    def submit() -> Run:
+        resumed = found.resume(**changes)
+        out.say(f"run `{resumed.id}`: launch {resumed.launch} on {place_text(resumed.spec, resumed.executor)}")
+        return resumed
+
+    start_and_watch(out, submit, again, detach=detach, wait=wait, fail_fast=fail_fast)
 
 
 def _backend(run: Run, options: dict[str, Any]) -> dict[str, Any]:
