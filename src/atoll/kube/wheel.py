@@ -1,8 +1,9 @@
 """The wheel of the installed Atoll for `bootstrap = "pip"`, made again from its files and without a network.
 
 The wheel has the files of the package folder as they are, which is right for a package that pip installed and for a
-source tree alike, and the metadata of the distribution. It is for every platform: compiled kernels are in it, are
-loaded only where they fit, and numpy does their work elsewhere.
+source tree alike, and the metadata of the distribution. Only the contract suites are left out, which no replica needs,
+because a ConfigMap has little room. The wheel is for every platform: compiled kernels are in it, are loaded only where
+they fit, and numpy does their work elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from atoll.kube.bootstrap import Wheel
 _METADATA = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: atoll\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _WRITTEN = re.compile(r"/(__pycache__/|\.)")
+_SUITE = re.compile(r"atoll/testing/(?!__init__\.py|\w+_jobs\.py)")
+"""Files that only tests of adapters need; replicas run the jobs of the suites."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -45,12 +48,14 @@ def installed_wheel() -> tuple[Wheel, bytes]:
 
 
 def _package(folder: Path) -> dict[str, bytes]:
-    """The files of the package, without what Python or an editor writes there."""
+    """The files of the package, without suites and without what Python or an editor writes there."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     if not found:
         raise NoWheel(f"{folder} is not a folder with files")
     names = {path.relative_to(folder.parent).as_posix(): path for path in found}
-    return {name: path.read_bytes() for name, path in names.items() if not _WRITTEN.search(name)}
+    return {
+        name: path.read_bytes() for name, path in names.items() if not (_WRITTEN.search(name) or _SUITE.match(name))
+    }
 
 
 def _metadata(version: str) -> dict[str, bytes]:

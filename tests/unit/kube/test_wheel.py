@@ -19,10 +19,14 @@ from atoll.kube.bootstrap import MOST_BYTES
 from atoll.kube.wheel import NoWheel, installed_wheel, packed, record_of
 
 
-def test_it_has_every_file_of_the_package_and_nothing_else():
+def test_it_has_every_file_of_the_package_but_suites_and_nothing_else():
     names = set(zipfile.ZipFile(io.BytesIO(installed_wheel()[1])).namelist())
     folder = Path(atoll.__file__).parent
     sources = {f"atoll/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py")}
+    suites = {name for name in sources if name.startswith("atoll/testing/")}
+    jobs = {f"atoll/testing/{name}.py" for name in ("__init__", "contract_jobs", "protocol_jobs")}
+    assert names & suites == jobs
+    sources -= suites - jobs
     assert sources | {"atoll/py.typed", "atoll/kernels/_native.c", "atoll/cli/help.txt"} <= names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
