@@ -131,7 +131,8 @@ def test_a_run_that_the_backend_shows_is_not_over_although_it_cannot_be_stopped(
     refusal = StopFailed(f"run `{run_id}`", {"rank 0": "its node is lost"}, executor="local")
     with gone(monkeypatch, atoll.attach(run_id).handle, refusal, "cancel"):
         done = inside("cancel", run_id, "--abandon", "--json")
-        assert (done.code, done.data["runs"][0]["state"]) == (0, "running")
+        assert done.code == 0
+        assert done.data["runs"][0]["state"] in ("pending", "running")
         assert "does not count as over" in inside("cancel", run_id, "--abandon").stderr
         assert inside("resume", run_id, "--detach").code == 2
     atoll.attach(run_id).cancel()
